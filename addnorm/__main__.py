@@ -21,33 +21,35 @@ class Command(NamedTuple):
 EXPORT, CORPUS, LOAD, SERVE, SIGN = "export", "corpus", "load", "", "signing"
 COMMANDS = {
     "export": Command(
-        "addnorm.export.command", "write a certified bundle of a preset or a checkpoint", EXPORT
+        "addnorm.export.command", "export a preset or a checkpoint as a certified bundle", EXPORT
     ),
-    "verify": Command("addnorm.export.command", "make a bundle's certificate again", EXPORT),
+    "verify": Command(
+        "addnorm.export.command", "recompute the certificate of a bundle on this machine", EXPORT
+    ),
     "keep": Command(
-        "addnorm.export.kept", "export models for `serve`, unless they were exported before", EXPORT
+        "addnorm.export.kept", "export models for `serve` and cache the bundles", EXPORT
     ),
     "sign": Command("addnorm.service.command", "sign a bundle with a key", SIGN),
     "serve": Command("addnorm.service.command", "serve a folder of bundles", SERVE),
     "settings": Command(
-        "addnorm.service.command", "list the settings in force, and where each comes from", SERVE
+        "addnorm.service.command", "list the current settings and where each comes from", SERVE
     ),
     "embed": Command(
-        "addnorm.corpus.embed_command", "write the vectors of a file of texts, offline", CORPUS
+        "addnorm.corpus.embed_command", "embed a file of texts without a server", CORPUS
     ),
     "check": Command(
         "addnorm.corpus.command",
-        "compare the vectors of an index with those that are served now",
+        "compare stored vectors with the vectors served now",
         CORPUS,
         cannot_run=2,  # 1 says that they differ
     ),
     "compare": Command(
         "addnorm.corpus.compare_command",
-        "compare two models, precisions, servers or files of vectors on texts of your own",
+        "compare two models, precisions, servers or files of vectors on your texts",
         CORPUS,
         cannot_run=2,
     ),
-    "load": Command("addnorm.load.command", "send load to a server and check every answer", LOAD),
+    "load": Command("addnorm.load.command", "load-test a server and check every answer", LOAD),
 }
 USAGE = "\n".join(
     [

@@ -28,7 +28,7 @@ class QueuedTokens:
         """tokens_per_replica: lower adds replicas sooner. busy_share: of the workers' time that a
         replica is meant to be busy; lower keeps more in reserve."""
         if tokens_per_replica < 1 or not 0 < busy_share <= 1:
-            raise ValueError("tokens_per_replica must be at least 1, busy_share in (0, 1]")
+            raise ValueError("tokens_per_replica must be at least 1, and busy_share in (0, 1]")
         self._tokens_per_replica, self._busy_share = tokens_per_replica, busy_share
 
     def __call__(self, context: Context) -> tuple[int, dict[str, Any]]:

@@ -26,14 +26,14 @@ from addnorm.service.engine.manifest import Precision
 
 EQUAL, DIFFERENT, CANNOT_CHECK = 0, 1, 2
 DESCRIPTION = """\
-Embeds a sample of the rows of a Parquet file again, and compares the vectors with the stored ones.
-Columns, precision, prompt and dimensions are by default those with which `addnorm embed` made it.
+Embeds a sample of a Parquet file's rows again and compares the vectors with the stored vectors.
+If `addnorm embed` wrote the file, its columns, precision, prompt and dimensions are the defaults.
 
 exit codes: 0 the vectors are equal, 1 they differ, 2 they cannot be compared
 
 verdicts: bit-equal, other rows (of this file), some rows (a tenth or more are bit-equal), rounding,
-scaled (other lengths), approximation (such as int8), other vectors. docs/vector-indexes.md has
-their limits."""
+scaled (different lengths), approximation (such as int8), other vectors. The limit of each is in
+docs/vector-indexes.md."""
 
 
 def check(arguments: Sequence[str]) -> None:
@@ -41,7 +41,7 @@ def check(arguments: Sequence[str]) -> None:
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.bundle and options.api_key_env:
-        parser.error("--api-key-env is of a server, not of a bundle")
+        parser.error("--api-key-env applies to a server only: use it with --url")
     try:
         check_report = asyncio.run(_check(options))
         code = DIFFERENT
@@ -94,9 +94,9 @@ def check_writable(option: str, path: Path | None) -> None:
         return
     try:
         if path.is_dir():
-            raise CorpusError(f"{option} {path} is a folder: name a file")
+            raise CorpusError(f"{option} {path} is a folder: give a file")
         if not path.parent.is_dir():
-            raise CorpusError(f"{option} {path}: there is no folder {path.parent}")
+            raise CorpusError(f"{option} {path}: the folder {path.parent} does not exist")
         if not os.access(path if path.exists() else path.parent, os.W_OK):
             raise CorpusError(f"{option} {path} cannot be written by user {os.geteuid()}")
     except OSError as error:
@@ -125,7 +125,7 @@ def _complete(options: argparse.Namespace) -> None:
         raise CorpusError(f"{options.vectors}: its metadata {PLAN_KEY}: {problem}") from None
     if job.output != "pooled":
         raise CorpusError(
-            f"{options.vectors} has the output {job.output}: only pooled can be checked"
+            f"{options.vectors} has the output {job.output}: only the output pooled can be checked"
         )
     options.text_column = options.text_column or job.text[0]
     options.vector_column = options.vector_column or job.vector
@@ -156,26 +156,37 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("vectors", metavar="VECTORS.parquet", help="a file, or its s3://...")
+    add("vectors", metavar="VECTORS.parquet", help="a local file or an s3:// address")
     add("--text-column", metavar="NAME", help="text by default")
     add("--vector-column", metavar="NAME", help="vector by default")
-    of_stored = "of the stored vectors; by default what the file's metadata holds"
+    of_stored = "fingerprint of the stored vectors; by default the one in the file's metadata"
     add("--fingerprint", metavar="DIGEST|JSON", help=of_stored)
     add("--sample", type=positive, default=1000, metavar="N", help="rows compared (1000)")
     add("--seed", type=int, default=0, metavar="N", help="which rows (0)")
-    add("--accept", choices=["rounding"], help="a verdict besides bit-equal that exits with 0")
-    add("--json", type=Path, metavar="FILE", help="where to write all figures")
-    group = parser.add_argument_group("what embeds the texts")
+    add(
+        "--accept",
+        choices=["rounding"],
+        help="also exit with 0 for this verdict, not only for bit-equal",
+    )
+    add("--json", type=Path, metavar="FILE", help="file for all figures")
+    group = parser.add_argument_group("model that embeds the texts")
     targets = group.add_mutually_exclusive_group(required=True)
-    targets.add_argument("--url", type=_url, help="of a server, such as http://localhost:8000")
-    served = "<name>/<version>, served in this process"
+    targets.add_argument(
+        "--url", type=_url, help="address of a server, such as http://localhost:8000"
+    )
+    served = "bundle <name>/<version>, run in this process"
     targets.add_argument("--bundle", type=Path, metavar="DIR", help=served)
     add = group.add_argument
-    add("--model", help="name or name/version, where a server has several")
+    add("--model", help="name or name/version, if the server has several models")
     add("--precision", choices=get_args(Precision), help="the model's default")
-    add("--prompt-name", metavar="NAME", help="the model's default prompt")
-    add("--dimensions", type=positive, metavar="N", help="of vectors that were cut")
-    add("--api-key-env", metavar="VARIABLE", help="environment variable that holds the API key")
+    add("--prompt-name", metavar="NAME", help="default: the model's default prompt")
+    add(
+        "--dimensions",
+        type=positive,
+        metavar="N",
+        help="number of dimensions, if the stored vectors were truncated",
+    )
+    add("--api-key-env", metavar="VARIABLE", help="environment variable with the API key")
     return parser
 
 
@@ -185,7 +196,7 @@ def positive(text: str) -> int:
     except ValueError:
         number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return number
 
 
@@ -195,7 +206,7 @@ def above_zero(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no finite number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number above 0")
     return number
 
 

@@ -34,15 +34,15 @@ NUM_CANDIDATES = 20  # texts that a reranker puts in order for a query
 PAIRS_QUERIES = 100  # of a reranker, at most
 Vectors = NDArray[Any]
 DESCRIPTION = """\
-Asks A and B for the vectors of texts, or their scores, and says how far they agree: cosines, the
-nearest texts of queries, ranks, labels; speed and cost. A and B are each
+Compares the vectors or scores that A and B compute for the same texts: cosine similarity, nearest
+neighbours of queries, ranks, labels, speed and cost. A and B can each be
 
   NAME[@PRECISION]              the newest version of a bundle in --bundles
   DIR[@PRECISION]               a bundle, <name>/<version>
   URL[#NAME][@PRECISION]        a running server
-  FILE.parquet                  texts and vectors, as `addnorm embed` writes them; or its s3://...
+  FILE.parquet                  texts and vectors, as `addnorm embed` writes them (or s3://...)
 
-exit codes: 0 they were compared, 2 they could not be"""
+exit codes: 0 the comparison is complete, 2 A and B cannot be compared"""
 
 
 @dataclass
@@ -73,7 +73,9 @@ class Side:
         finite = np.isfinite(vectors).all(1)
         if not finite.all():
             row = rows[int(finite.argmin())]
-            raise CorpusError(f"{self.name}: row {row} has a number that is not finite (NaN, inf)")
+            raise CorpusError(
+                f"{self.name}: row {row} contains a number that is not finite (NaN, inf)"
+            )
         return vectors
 
 
@@ -102,7 +104,7 @@ async def _side(name: str, options: argparse.Namespace) -> AsyncIterator[Side]:
             )
             if precision and precision not in entry["precisions"]:
                 choices = ", ".join(entry["precisions"])
-                raise CorpusError(f"{name}: precision is {precision!r}: it has {choices}")
+                raise CorpusError(f"{name}: precision is {precision!r}, available are {choices}")
 
         async def ask(texts: Sequence[Text], rows: Ints, are_queries: bool) -> Vectors:
             prompt = options.query_prompt_name if are_queries else options.prompt_name
@@ -134,8 +136,8 @@ def _bundle(name: str, bundles: Path) -> Path:
     )
     if not versions:
         raise CorpusError(
-            f"{name} is no bundle: name a folder <name>/<version>, a model in {bundles}"
-            " (--bundles), a URL or a file .parquet"
+            f"{name} is not a bundle: give a folder <name>/<version>, a model in {bundles}"
+            " (--bundles), a URL or a .parquet file"
         )
     return max(versions, key=lambda version: int(version.name))
 
@@ -144,7 +146,7 @@ def _bundle(name: str, bundles: Path) -> Path:
 async def _of_file(name: str, options: argparse.Namespace) -> AsyncIterator[Side]:
     path = Location.parse(name)
     if not path.exists():
-        raise CorpusError(f"there is no file {path}")
+        raise CorpusError(f"the file {path} does not exist")
     stored = StoredVectors.of_file(path, options.text_column, options.vector_column)
 
     async def ask(texts: Sequence[Text], rows: Ints, _: bool) -> Vectors:
@@ -152,8 +154,8 @@ async def _of_file(name: str, options: argparse.Namespace) -> AsyncIterator[Side
         if (stored_rows < 0).any():
             place = int((stored_rows < 0).argmax())
             raise CorpusError(
-                f"it has no vector of row {rows[place]}: {str(texts[place])[:80]!r}; its texts are"
-                f" in column {options.text_column!r}"
+                f"there is no vector for row {rows[place]}: {str(texts[place])[:80]!r}; the texts"
+                f" are read from column {options.text_column!r}"
             )
         return numbers_of(stored.take(stored_rows), stored_rows).astype(np.float32)
 
@@ -162,7 +164,9 @@ async def _of_file(name: str, options: argparse.Namespace) -> AsyncIterator[Side
             pair = np.array([row, twin])
             vectors = numbers_of(stored.take(pair), pair)
             if (vectors[0] != vectors[1]).any():
-                raise CorpusError(f"{path}: rows {row} and {twin} have one text and two vectors")
+                raise CorpusError(
+                    f"{path}: rows {row} and {twin} have the same text but different vectors"
+                )
         yield Side(name, "embed", ask, computes=False)
 
 
@@ -189,7 +193,7 @@ def _texts(options: argparse.Namespace, source: Source) -> Texts:
     rows = np.flatnonzero(is_searched)
     if len(rows) < 2:
         raise CorpusError(
-            f"--texts {options.texts} has {len(rows)} texts that differ: 2 are needed"
+            f"--texts {options.texts} has {len(rows)} distinct texts, at least 2 are needed"
         )
     number = max(1, min(options.sample, len(rows) // 10))
     drawn = np.sort(np.random.default_rng(options.seed).choice(rows, number, replace=False))
@@ -245,9 +249,11 @@ async def _compare(options: argparse.Namespace) -> dict[str, Any]:
     texts = _texts(options, source)
     async with _side(options.a, options) as a, _side(options.b, options) as b:
         if a.task != b.task:
-            raise CorpusError(f"{a.name} is made to {a.task}, {b.name} to {b.task}")
+            raise CorpusError(f"the tasks differ: {a.name} can {a.task}, {b.name} can {b.task}")
         if sorted(a.labels or []) != sorted(b.labels or []):
-            raise CorpusError(f"labels of {a.name} are {a.labels}, of {b.name} {b.labels}")
+            raise CorpusError(
+                f"the labels differ: {a.name} has {a.labels}, {b.name} has {b.labels}"
+            )
         run = {"embed": _compare_vectors, "rerank": _compare_orders, "classify": _compare_labels}[
             a.task
         ]
@@ -333,18 +339,64 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("a", metavar="A", help="see above")
     add("b", metavar="B", help="see above")
-    add("--texts", required=True, metavar="FILE", help="as of addnorm embed: a file or a folder")
-    add("--queries", metavar="FILE", help="by default texts that are held out are the queries")
-    add("--text-column", default="text", metavar="NAME", help="of all files (text)")
-    add("--query-column", metavar="NAME", help="of --queries; that of the texts by default")
-    add("--prompt-name", metavar="NAME", help="of texts, where a model has it")
-    add("--query-prompt-name", metavar="NAME", help="of queries, where a model has it")
-    add("--vector-column", default="vector", metavar="NAME", help="of files of vectors (vector)")
-    add("--sample", type=positive, default=1000, metavar="N", help="texts held out at most (1000)")
-    add("--seed", type=int, default=0, metavar="N", help="which texts are held out (0)")
-    add("--bundles", type=Path, default=Path("bundles"), metavar="DIR", help="of names (bundles)")
-    add("--api-key-env", metavar="VARIABLE", help="environment variable that holds the API key")
-    add("--price-per-hour", type=above_zero, metavar="P", help="of a machine: adds the cost")
-    add("--json", type=Path, metavar="FILE", help="where to write all figures")
-    add("--picture", type=Path, metavar="FILE.svg", help="where to draw them")
+    add(
+        "--texts",
+        required=True,
+        metavar="FILE",
+        help="file or folder of texts, in the formats of addnorm embed",
+    )
+    add(
+        "--queries",
+        metavar="FILE",
+        help="file of queries; by default a sample of the texts is held out as queries",
+    )
+    add(
+        "--text-column",
+        default="text",
+        metavar="NAME",
+        help="column of texts in every file (default: text)",
+    )
+    add(
+        "--query-column",
+        metavar="NAME",
+        help="column of texts in --queries (default: --text-column)",
+    )
+    add("--prompt-name", metavar="NAME", help="prompt for texts, for models that have it")
+    add("--query-prompt-name", metavar="NAME", help="prompt for queries, for models that have it")
+    add(
+        "--vector-column",
+        default="vector",
+        metavar="NAME",
+        help="column of vectors in .parquet files (default: vector)",
+    )
+    add(
+        "--sample",
+        type=positive,
+        default=1000,
+        metavar="N",
+        help="largest number of texts held out as queries (default: 1000)",
+    )
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="random seed of the texts held out (default: 0)",
+    )
+    add(
+        "--bundles",
+        type=Path,
+        default=Path("bundles"),
+        metavar="DIR",
+        help="folder of bundles in which names are looked up (default: bundles)",
+    )
+    add("--api-key-env", metavar="VARIABLE", help="environment variable with the API key")
+    add(
+        "--price-per-hour",
+        type=above_zero,
+        metavar="P",
+        help="price of one machine per hour; adds the cost to the result",
+    )
+    add("--json", type=Path, metavar="FILE", help="file for all figures")
+    add("--picture", type=Path, metavar="FILE.svg", help="file for a picture of the figures")
     return parser

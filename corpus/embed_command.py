@@ -37,12 +37,12 @@ from addnorm.service.server.wiring import Service
 LABELS_KEY = "addnorm.labels"
 NOT_DONE, INTERRUPTED = 1, 130
 DESCRIPTION = """\
-Embeds the texts of Parquet, JSON lines or CSV files, without a server. The result has the rows of
-IN in their order, with all their columns and the vectors.
+Embeds the texts of Parquet, JSON Lines or CSV files without a server. The result has the rows of
+IN in the same order, with all columns and the vectors.
 
-A job that was stopped or killed goes on if the same command is given again.
+To resume a job that was stopped or killed, run the same command again.
 
-exit codes: 0 OUT is written, 1 it is not, 2 the command line is wrong, 130 interrupted"""
+exit codes: 0 OUT is complete, 1 the job failed, 2 the command line is wrong, 130 interrupted"""
 
 
 def _confirm(question: str) -> bool:
@@ -75,7 +75,7 @@ def embed(arguments: Sequence[str], means: Means = MEANS) -> None:
         print(f"addnorm embed: {error}", file=sys.stderr)
         sys.exit(NOT_DONE)
     except KeyboardInterrupt:
-        print("addnorm embed: interrupted; the same command goes on", file=sys.stderr)
+        print("addnorm embed: interrupted; run the same command to resume", file=sys.stderr)
         sys.exit(INTERRUPTED)
 
 
@@ -92,8 +92,8 @@ def _embed(options: argparse.Namespace, means: Means) -> None:
         model, tasks = embedder.model, embedder.model.bundle.tasks
         if model.tokenizer and KINDS[embed_options.output].task == "embed" and "embed" not in tasks:
             print(
-                f"addnorm embed: {model.bundle.ref} is not made to embed, but to"
-                f" {', '.join(tasks)}: is --output missing?",
+                f"addnorm embed: {model.bundle.ref} cannot embed, but can {', '.join(tasks)}: set"
+                " --output",
                 file=sys.stderr,
             )
         metadata = {METADATA_KEY: to_text(embedder.fingerprint)}
@@ -117,13 +117,13 @@ def _embed(options: argparse.Namespace, means: Means) -> None:
             earlier, reason = StoredVectors.of_job(options.earlier, plan, type_)
         is_new = np.concatenate([_is_new(texts, earlier) for texts in source.checked_texts()])
         if reason:
-            notice = f"{options.earlier} {reason}: none of {len(is_new):,} rows is kept"
+            notice = f"{options.earlier} {reason}: none of {len(is_new):,} rows can be reused"
             print(f"addnorm embed: {notice}", file=sys.stderr)
         elif earlier.num_changed:
             print(
                 f"addnorm embed: {options.earlier} was changed by another program:"
-                f" {earlier.num_changed:,} of its rows are not kept, row {earlier.first_changed}"
-                " the first",
+                f" {earlier.num_changed:,} of its rows cannot be reused, the first is row"
+                f" {earlier.first_changed}",
                 file=sys.stderr,
             )
         if options.dry_run:
@@ -183,8 +183,8 @@ def _run(
 def _summary(options: argparse.Namespace, is_new: NDArray[np.bool_], earlier: StoredVectors) -> str:
     num_new = int(np.count_nonzero(is_new))
     return (
-        f"{len(is_new) - num_new:,} rows kept from {options.earlier}, {num_new:,} computed,"
-        f" {earlier.num_gone:,} of its rows gone"
+        f"{len(is_new) - num_new:,} rows reused from {options.earlier}, {num_new:,} computed,"
+        f" {earlier.num_gone:,} of its rows no longer in IN"
     )
 
 
@@ -220,24 +220,27 @@ def _check_unchanged(options: argparse.Namespace, source: Source, parts: Parts) 
     """CorpusError if IN is no longer what the job began with."""
     if source.digests() != parts.plan["input"]:
         raise CorpusError(
-            f"{options.input} changed while it was read: remove {parts.folder} to start again"
+            f"{options.input} changed while it was being read: remove {parts.folder} to start again"
         )
 
 
 def _source(options: argparse.Namespace) -> Source:
     """CorpusError if IN or OUT do not fit."""
     if options.out.is_within(options.input):
-        raise CorpusError(f"{options.out} would be read as a part of {options.input}: name another")
+        raise CorpusError(
+            f"{options.out} lies in {options.input} and would be read as input: choose another OUT"
+        )
     columns = [options.text_column, *filter(None, [options.second_text_column])]
     if options.second_text_column and options.output != "scores":
-        raise CorpusError("--second-text-column is set, which is of --output scores")
+        raise CorpusError("--second-text-column needs --output scores")
     if options.second_text_column == options.text_column:
-        raise CorpusError("--second-text-column is the text column itself")
+        raise CorpusError("--second-text-column and --text-column are the same column")
     source = Source(options.input, columns)
     for name in (options.vector_column, digest_column(options.vector_column)):
         if name in source.schema.names:
             raise CorpusError(
-                f"{options.input} has a column {name!r}: name the vectors' with --vector-column"
+                f"{options.input} already has a column {name!r}: choose another with"
+                " --vector-column"
             )
     return source
 
@@ -246,10 +249,10 @@ def _out(name: str) -> Location:
     """CorpusError if OUT cannot be written, as far as is known before anything is read."""
     path = name.partition("?")[0] if "://" in name else name
     if not path.endswith(".parquet"):
-        raise CorpusError(f"{path}: OUT is written as Parquet: name a file that ends in .parquet")
+        raise CorpusError(f"{path}: OUT is a Parquet file: its name must end in .parquet")
     out = Location.parse(name)
     if out.on_disk and not (folder := Path(out.resolve().path).parent).is_dir():
-        raise CorpusError(f"there is no folder {folder}")
+        raise CorpusError(f"the folder {folder} does not exist")
     return out
 
 
@@ -261,32 +264,69 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    files = "a file .parquet, .jsonl, .ndjson or .csv, or a folder of them; or its s3://..."
+    files = "a .parquet, .jsonl, .ndjson or .csv file, a folder of such files, or an s3:// address"
     add("input", metavar="IN", help=files)
-    add("out", metavar="OUT.parquet", help="a file, or s3://...")
+    add("out", metavar="OUT.parquet", help="a local file or an s3:// address")
     add("--bundle", type=Path, required=True, metavar="DIR", help="<name>/<version>")
     taken = (
-        "an earlier OUT: vectors of equal texts are taken over, if options and fingerprint are"
-        " equal; a file, or s3://..."
+        "an earlier OUT, as a local file or an s3:// address: vectors of equal texts are reused"
+        " if the options and the fingerprint are the same"
     )
     add("--from", dest="earlier", metavar="OLD.parquet", help=taken)
-    add("--yes", action="store_true", help="do not ask where nothing of OLD can be kept")
-    add("--dry-run", action="store_true", help="only say what is to be computed, and how long")
-    add("--price-per-hour", type=above_zero, metavar="P", help="of --dry-run: says what it costs")
+    add(
+        "--yes",
+        action="store_true",
+        help="do not ask for confirmation if no vector of OLD can be reused",
+    )
+    add(
+        "--dry-run",
+        action="store_true",
+        help="only print the number of rows to compute and the estimated time",
+    )
+    add(
+        "--price-per-hour",
+        type=above_zero,
+        metavar="P",
+        help="with --dry-run: price of one machine per hour; adds the cost to the estimate",
+    )
     add("--output", choices=KINDS, default="pooled", help="pooled by default")
     add("--dtype", choices=get_args(DType), default="float32", help="float32 by default")
     add("--text-column", default="text", metavar="NAME", help="text by default")
-    add("--second-text-column", metavar="NAME", help="of pairs, with --output scores")
+    add(
+        "--second-text-column",
+        metavar="NAME",
+        help="with --output scores: column with the second text of each pair",
+    )
     add("--vector-column", default="vector", metavar="NAME", help="vector by default")
     add("--precision", choices=get_args(Precision), help="the model's default")
-    add("--prompt-name", metavar="NAME", help="the model's default prompt")
+    add("--prompt-name", metavar="NAME", help="default: the model's default prompt")
     add(
         "--input-type",
         choices=get_args(InputType),
-        help="of multi-vector and sparse: queries or documents",
+        help="with --output multi-vector or sparse: whether the texts are queries or documents",
     )
-    add("--dimensions", type=positive, metavar="N", help="only the first N numbers")
-    add("--top-k", type=positive, metavar="N", help="of sparse: only the N largest entries")
-    add("--truncate", action="store_true", help="cut texts that are too long, instead of stopping")
-    add("--worker-threads", type=positive, default=0, metavar="N", help="as many as cores")
+    add(
+        "--dimensions",
+        type=positive,
+        metavar="N",
+        help="truncate each vector to its first N numbers",
+    )
+    add(
+        "--top-k",
+        type=positive,
+        metavar="N",
+        help="with --output sparse: only the N largest entries",
+    )
+    add(
+        "--truncate",
+        action="store_true",
+        help="truncate texts that are too long, instead of stopping",
+    )
+    add(
+        "--worker-threads",
+        type=positive,
+        default=0,
+        metavar="N",
+        help="default: the number of cores",
+    )
     return parser

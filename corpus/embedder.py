@@ -61,14 +61,15 @@ class Kind(NamedTuple):
         """CorpusError if an option is for another kind."""
         if options.dtype not in self.dtypes:
             raise CorpusError(
-                f"dtype is {options.dtype}: of output {options.output} it is one of"
+                f"dtype is {options.dtype}: for the output {options.output} it must be one of"
                 f" {', '.join(self.dtypes)}"
             )
         for name, kind in KINDS.items():
             for option in kind.options:
                 if getattr(options, option) is not None and option not in self.options:
                     raise CorpusError(
-                        f"{option} is set, which is of output {name}, not of {options.output}"
+                        f"{option} applies to the output {name}, not to {options.output}:"
+                        " leave it out"
                     )
 
 

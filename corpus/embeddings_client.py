@@ -124,7 +124,7 @@ async def embed(
             raise group.exceptions[0] from None
     in_order = [answers[start] for start in sorted(answers)]
     if len({answer.digest for answer in in_order}) > 1:
-        raise CorpusError("the server replaced the model during the check: check again")
+        raise CorpusError("the server replaced the model during the check: run the check again")
     # the name that was asked for, which may have a version
     model, digest = options.model or in_order[0].model, in_order[0].digest
     parts_by_digest: dict[str, Parts] = {}
@@ -228,7 +228,7 @@ def _read(response: httpx.Response, num_texts: int, options: Options, as_scores:
     except (ValueError, KeyError, TypeError):
         vectors, model = np.empty((0, 0)), ""
     if len(vectors) != num_texts:
-        raise CorpusError(f"{response.url} answered something else than vectors of the texts")
+        raise CorpusError(f"{response.url} did not answer with one vector per text")
     return _Answer(vectors, model, response.headers.get(FINGERPRINT_HEADER))
 
 

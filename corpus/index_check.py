@@ -13,16 +13,16 @@ from addnorm.service.engine.fingerprint import ANY, Recorded
 
 NUM_SHOWN = 10  # rows named
 MEANINGS: dict[Verdict, str] = {
-    "bit-equal": "the stored vectors are those that are served now",
-    "other rows": "the vectors are those of other texts of this file, so its rows are in another"
+    "bit-equal": "the stored vectors equal the vectors served now",
+    "other rows": "the vectors belong to other texts of this file, so its rows are in a different"
     " order",
     "some rows": "the other rows are bit-equal, so model and runtime are the same; these texts or"
-    " vectors changed after they were made, or these texts were cut elsewhere",
+    " vectors changed after they were computed, or these texts were truncated at another place",
     "rounding": "the same model, computed by another processor, version or program",
-    "scaled": "the same directions with other lengths: only one side is normalized",
+    "scaled": "the same directions with different lengths: only one side is normalized",
     "approximation": "the same model in another precision, such as int8 or numbers of fewer bits,"
     " or nearly the same texts",
-    "other vectors": "another model, pooling or prompt",
+    "other vectors": "a different model, pooling or prompt",
 }
 
 
@@ -75,21 +75,24 @@ class Fingerprints:
 
     def __str__(self) -> str:
         if self.stored is None:
-            return "none is stored with the vectors, so no cause can be named"
+            return "no fingerprint is stored with the vectors, so the cause cannot be determined"
         if self.served is None:
-            return "the server tells none"
+            return "the server does not report a fingerprint"
         if self.are_equal:
             return "equal"
         if differences := self.differences:
             causes = "differs in " + ", ".join(map(str, differences))
             precision = self.other_precision
             advice = (
-                f"; the stored vectors are {precision}'s, which is served: --precision {precision}"
+                f"; the stored vectors were computed in {precision}, which this server"
+                f" offers: use --precision {precision}"
             )
             return causes + (advice if precision else "")
         digests = f"stored {self.stored.digest}, now {self.served.digest}"
-        unknown = "stored" if self.stored.parts is None else "told by the server"
-        return f"differs ({digests}); its parts were not {unknown}, so no cause can be named"
+        unknown = "stored" if self.stored.parts is None else "reported by the server"
+        return (
+            f"differs ({digests}); its parts were not {unknown}, so the cause cannot be determined"
+        )
 
 
 @dataclass(frozen=True)
@@ -109,13 +112,13 @@ class Report:
     def meaning(self) -> str:
         """The meaning of verdict and fingerprint together, in words."""
         if self.figures.num_zero == self.figures.num_rows and self.verdict != "bit-equal":
-            return "the stored vectors are zero, so nothing was stored"
+            return "all stored vectors are zero, so no vectors were stored"
         if self.verdict == "bit-equal" and self.fingerprints.are_equal is False:
             return f"{MEANINGS['bit-equal']}, though the fingerprint differs"
         if self.verdict not in ("bit-equal", "other rows") and self.fingerprints.are_equal:
             return (
-                "model and runtime are the same, by the fingerprint: texts or vectors of the file"
-                " changed, or the options (prompt, normalization, dimensions)"
+                "the fingerprint shows the same model and runtime: the file's texts or vectors"
+                " changed, or the options did (prompt, normalization, dimensions)"
             )
         return MEANINGS[self.verdict]
 
@@ -160,9 +163,7 @@ class Report:
         if figures.num_zero:
             lines.append(f"stored vectors that are zero: {figures.num_zero:,}")
         if figures.of_other_rows:
-            lines.append(
-                f"stored vectors that are those of other rows: {figures.of_other_rows:.2%}"
-            )
+            lines.append(f"stored vectors that belong to other rows: {figures.of_other_rows:.2%}")
         if figures.neighbours_shared is not None:
             lines.append(
                 f"nearest {figures.num_neighbours} neighbours shared:"
@@ -176,8 +177,9 @@ def report(sample: Sample, new: Embedded, stored: Recorded | None) -> Report:
     width, served = sample.vectors.shape[1], new.vectors.shape[1]
     if width != served:
         raise CorpusError(
-            f"the stored vectors have {width} numbers, those of {new.model} {served}: name another"
-            " model or bundle with --model or --bundle, or --dimensions if they were cut"
+            f"the stored vectors have {width} numbers, the vectors of {new.model} have {served}:"
+            " choose another model or bundle with --model or --bundle, or set --dimensions if the"
+            " stored vectors were truncated"
         )
     figures = compare(sample.vectors, new.vectors)
     # a bare digest gets its parts if it is that of a precision that is served

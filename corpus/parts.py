@@ -23,7 +23,7 @@ from addnorm.corpus.storage import Location, in_one_line
 
 PLAN_KEY = "addnorm.job"  # of the metadata of OUT and its parts: what they were made of
 FIRST_ROW_KEY = "addnorm.first_row"  # of a part's
-AGAIN = "remove it and the parts after it, and give the command again, to compute them again"
+AGAIN = "to compute them again, remove it and the parts after it, and repeat the command"
 Plan = Mapping[str, Mapping[str, Any]]  # JSON
 
 
@@ -60,7 +60,7 @@ class Parts:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                message = f"another process writes {self.out}: wait until it ends"
+                message = f"another process is writing {self.out}: wait until it ends"
                 raise CorpusError(message) from None
             yield
 
@@ -79,11 +79,13 @@ class Parts:
             first_row = (part.metadata.metadata or {}).get(FIRST_ROW_KEY.encode())
             if path.name != part_name(num_rows, content) or first_row != str(num_rows).encode():
                 raise CorpusError(
-                    f"{path} does not follow on the parts before it, which have {num_rows} rows;"
+                    f"{path} does not continue the parts before it, which have {num_rows} rows;"
                     f" {AGAIN}"
                 )
             if (plan := _plan(part.metadata)) is None:
-                raise CorpusError(f"{path} does not say what it was made of; {AGAIN}")
+                raise CorpusError(
+                    f"{path} does not record the texts and options it was made from; {AGAIN}"
+                )
             _check_same(plan, self.plan, path, self.folder)
             num_rows += part.metadata.num_rows
             yield part
@@ -116,7 +118,8 @@ class Parts:
                 num_joined += table.num_rows
             if num_joined != num_rows:
                 raise CorpusError(
-                    f"{self.folder} has {num_joined} rows, IN {num_rows}: remove it to start again"
+                    f"{self.folder} has {num_joined} rows, IN has {num_rows}: remove the"
+                    " folder to start again"
                 )
         self.folder.remove_folder()
 
@@ -127,7 +130,9 @@ class Parts:
                 return False
         plan = plan_of(self.out)
         if plan is None:
-            raise CorpusError(f"{self.out} exists, and no such job made it: name another OUT")
+            raise CorpusError(
+                f"{self.out} already exists and was not written by this job: choose another OUT"
+            )
         _check_same(plan, self.plan, self.out, self.out)
         if self.folder.exists():  # the job was killed just before it ended
             self.folder.remove_folder()
@@ -166,8 +171,8 @@ def _writer(path: Path | pa.BufferOutputStream, schema: pa.Schema) -> pq.Parquet
 def _check_same(old: Plan, new: Plan, path: Location, to_remove: Location) -> None:
     if changed := differences(old, new):
         raise CorpusError(
-            f"{path} is of another job. Differences: {'; '.join(changed)}. Name another OUT, or"
-            f" remove {to_remove} to start again"
+            f"{path} belongs to another job. Differences: {'; '.join(changed)}. Choose another"
+            f" OUT, or remove {to_remove} to start again"
         )
 
 

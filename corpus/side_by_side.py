@@ -74,7 +74,7 @@ class Agreement:
                 "all": np.count_nonzero(num_shared == number) / len(shares),
             },
             "histogram": {
-                "of": f"queries by how many of their {number} nearest texts A and B share",
+                "of": f"queries by the number of their {number} nearest texts that A and B share",
                 "from": 0,
                 "to": number + 1,
                 "counts": np.bincount(num_shared, minlength=number + 1).tolist(),
@@ -153,7 +153,7 @@ def picture(figures: dict[str, Any]) -> str:
     bars, (a, b) = figures["histogram"], figures["sides"]
     counts, width, height = bars["counts"], 560, 200
     step, largest = width / len(counts), max(*bars["counts"], 1)
-    title = escape(f"{a['name']} (A) beside {b['name']} (B)")
+    title = escape(f"{a['name']} (A) compared with {b['name']} (B)")
     drawn = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + 40} {height + 90}"'
         ' font-family="sans-serif" font-size="11" text-anchor="middle">',
@@ -180,7 +180,7 @@ def lines_of(figures: dict[str, Any]) -> Iterator[str]:
     yield f"{'':28}{a['name']:>{width}}  {b['name']:>{width}}"
     for title, name, digits in (
         ("texts a second", "texts_per_s", ",.0f"),
-        ("cost of a million texts", "price_of_a_million_texts", ",.4g"),
+        ("cost per million texts", "price_of_a_million_texts", ",.4g"),
     ):
         values = ["-" if side[name] is None else format(side[name], digits) for side in (a, b)]
         if values != ["-", "-"]:
@@ -193,22 +193,22 @@ def lines_of(figures: dict[str, Any]) -> Iterator[str]:
             yield f"order of the candidates: rank correlation {figures['rank_correlation']:.4f}"
             yield f"same best candidate: {figures['same_top']:.2%} of the queries"
             for entry in figures["worst_queries"]:
-                line = (
-                    f"{entry['rank_correlation']:.4f}{'' if entry['same_top'] else ', other best'}"
-                )
+                note = "" if entry["same_top"] else ", different best candidate"
+                line = f"{entry['rank_correlation']:.4f}{note}"
                 yield f"  {line}, query {entry['row']}: {_short(entry['text'])}"
         case _:
             changed, number = figures["labels_changed"], figures["texts_classified"]
             yield f"labels changed: {changed:,} of {number:,} texts ({changed / number:.2%})"
             yield f"largest change of a probability: {figures['largest_change']:.4f}"
             for entry in figures["worst_texts"]:
-                line = f"{entry['change']:.4f}{', other label' if entry['label_changed'] else ''}"
+                note = ", different label" if entry["label_changed"] else ""
+                line = f"{entry['change']:.4f}{note}"
                 yield f"  {line}, row {entry['row']}: {_short(entry['text'])}"
 
 
 def _of_vectors(figures: dict[str, Any]) -> Iterator[str]:
     searched, queries = figures["texts"]["searched"], figures["queries"]
-    source = "of the queries' file" if queries["file"] else "held out of them"
+    source = "from --queries" if queries["file"] else "held out from them"
     yield f"{searched:,} texts; {queries['number']:,} queries, {source}"
     number, shares = figures["neighbours"], figures["shared"]
     yield (
@@ -221,7 +221,7 @@ def _of_vectors(figures: dict[str, Any]) -> Iterator[str]:
         ranks = figures["rank_correlation"]
         yield f"rank correlation of the {figures['ranked']} nearest: {ranks:.4f} on average"
     if (cosine := figures["cosine"]) is None:
-        yield "cosine: none, since the vectors have two widths"
+        yield "cosine: not defined, because the vectors of A and B differ in width"
         return
     yield f"cosine: {cosine['lowest']:.7f} at least, {cosine['mean']:.7f} on average"
     for entry in figures["lowest_cosines"]:

@@ -174,14 +174,14 @@ def read_batches(
     groups = range(file.num_row_groups) if groups is None else groups
     sizes = [file.metadata.row_group(group) for group in groups]
     if any(size.total_byte_size > max(size.num_rows, 1) * MOST_ROW_BYTES for size in sizes):
-        raise OSError(f"it has rows of more than {MOST_ROW_BYTES} bytes, which is the limit")
+        raise OSError(f"it has rows of more than {MOST_ROW_BYTES} bytes, the limit")
     num_left = sum(size.num_rows for size in sizes)
     schema = file.schema.to_arrow_schema()
     for batch in file.iter_batches(num_rows, list(groups), columns):
         num_left -= batch.num_rows
         num_bytes = sum(map(_text_bytes, batch.columns), np.zeros(batch.num_rows, np.int64))
         if (num_bytes > MOST_ROW_BYTES).any():
-            raise OSError(f"it has a row of {num_bytes.max()} bytes, the limit is {MOST_ROW_BYTES}")
+            raise OSError(f"a row has {num_bytes.max()} bytes, the limit is {MOST_ROW_BYTES}")
         pieces = np.cumsum(num_bytes) // MOST_BYTES
         starts = [0, *(np.flatnonzero(np.diff(pieces)) + 1).tolist(), batch.num_rows]
         for start, end in pairwise(starts):
@@ -192,7 +192,7 @@ def read_batches(
             ]
             yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
     if num_left:
-        raise OSError(f"it ends {num_left} rows too soon")
+        raise OSError(f"{num_left} rows are missing at its end")
 
 
 def _text_bytes(column: Any) -> NDArray[np.int64]:

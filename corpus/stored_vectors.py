@@ -117,27 +117,27 @@ def _check_columns(file: pq.ParquetFile, path: Location, column: str) -> str:
         if name not in file.schema_arrow.names:
             raise CorpusError(f"{path} has no column {name!r}: embed it again")
     if file.schema_arrow.field(digest_column(column)).type != ROW_TYPE:
-        return f"has no digests of its vectors in {digest_column(column)!r}"
+        return f"has no column {digest_column(column)!r} with digests of the vectors"
     return ""
 
 
 def check_complete(path: Location, column: str, texts: Iterator[Sequence[Text]]) -> None:
     """CorpusError if the file does not have the vectors of these texts, as a job wrote them."""
     expected = np.concatenate([digests_of(batch) for batch in texts])
-    again = "remove it to compute it again, or name another OUT"
+    again = "remove it to compute it again, or choose another OUT"
     with in_one_line(f"{path} cannot be read"):
         file, row = path.open_rows(page_checksum_verification=True), 0
         if reason := _check_columns(file, path, column):
             raise CorpusError(f"{path} {reason}: {again}")
         if file.metadata.num_rows != len(expected):
             num_rows = file.metadata.num_rows
-            raise CorpusError(f"{path} has {num_rows} rows, IN {len(expected)}: {again}")
+            raise CorpusError(f"{path} has {num_rows} rows, IN has {len(expected)}: {again}")
         for texts_there, vectors, flags in _read_rows(file, column, None):
             is_same = flags & (texts_there == expected[row : row + len(vectors)])
             if not is_same.all():
                 raise CorpusError(
-                    f"{path}: row {row + int(is_same.argmin())} is not as its job wrote it:"
-                    f" another program changed the file: {again}"
+                    f"{path}: row {row + int(is_same.argmin())} was changed by another program:"
+                    f" {again}"
                 )
             row += len(vectors)
 
@@ -177,18 +177,18 @@ class StoredVectors:
         with in_one_line(f"--from {path} cannot be read"):
             if not path.exists():
                 if parts.exists():
-                    problem = f"another job still writes it ({parts}): let it end"
+                    problem = f"another job is still writing it ({parts}): wait until it ends"
                     raise CorpusError(f"--from {path}: {problem}")
-                raise CorpusError(f"--from {path}: there is no such file")
+                raise CorpusError(f"--from {path}: the file does not exist")
             file = path.open_rows(page_checksum_verification=True)
         earlier_plan = plan_of(path)
         if earlier_plan is None:
-            raise CorpusError(f"--from {path}: no job of addnorm embed made it")
+            raise CorpusError(f"--from {path}: the file was not written by addnorm embed")
         # the fingerprint has the precision, also where it is the model's default
         precision = {"precision": earlier_plan.get("options", {}).get("precision")}
         expected = {"options": {**plan["options"], **precision}, "fingerprint": plan["fingerprint"]}
         if changed := differences(earlier_plan, expected):
-            return cls.none(), f"is of another job ({'; '.join(changed)})"
+            return cls.none(), f"belongs to another job ({'; '.join(changed)})"
         column = str(earlier_plan.get("columns", {}).get("vector"))
         if reason := _check_columns(file, path, column):
             return cls.none(), reason
@@ -199,7 +199,7 @@ class StoredVectors:
                 flags.append(is_written)
         stored = cls(np.concatenate(texts), path, column, np.concatenate(flags), type_)
         if stored.num_changed and not len(stored._sorted):
-            return cls.none(), f"was changed by another program, in all {stored.num_changed:,} rows"
+            return cls.none(), f"was changed by another program in all {stored.num_changed:,} rows"
         return stored, ""
 
     @property
@@ -225,8 +225,8 @@ class StoredVectors:
                     vectors = numbers_of(batch.column(vector_column), rows)
                     if (width := width or vectors.shape[1]) != vectors.shape[1]:
                         raise CorpusError(
-                            f"row {row} has a vector of {vectors.shape[1]} numbers, row 0 one of"
-                            f" {width}: vectors have one size"
+                            f"row {row} has a vector of {vectors.shape[1]} numbers, row 0 has one"
+                            f" of {width}: all vectors must have the same size"
                         )
                 except CorpusError as error:
                     raise CorpusError(f"{path}: {error}") from None
@@ -290,7 +290,7 @@ class StoredVectors:
         row = 0
         for _, vectors, flags in _read_rows(file, self._column, self._type):
             if (self._flags[row : row + len(flags)] & ~flags).any():
-                raise CorpusError(f"{self.path} changed while it was read: start again")
+                raise CorpusError(f"{self.path} changed while it was being read: start again")
             row += len(flags)
             yield vectors
 

@@ -55,21 +55,21 @@ class Source:
             # what other programs store about the columns would not fit the result
             self.schema = pa.unify_schemas(schemas, promote_options="permissive").remove_metadata()
         except pa.ArrowException as error:
-            raise CorpusError(f"{path}: a column has two types: {reason(error)}") from None
+            raise CorpusError(f"{path}: a column has different types: {reason(error)}") from None
         try:  # Parquet cannot have an object without fields, for instance
             pq.ParquetWriter(pa.BufferOutputStream(), self.schema).close()
         except pa.ArrowException as error:
-            problem = f"the result cannot have its columns: {reason(error)}"
+            problem = f"its columns cannot be copied to the result: {reason(error)}"
             raise CorpusError(f"{path}: {problem}") from None
         names = self.schema.names
         if repeated := {name for name in names if names.count(name) > 1}:
-            raise CorpusError(f"{path}: two columns are called {min(repeated)!r}")
+            raise CorpusError(f"{path}: two columns have the name {min(repeated)!r}")
         for option, name in zip(OPTIONS, text_columns, strict=False):
             if name not in names:
                 if not names:
                     raise CorpusError(f"{path} is empty")
                 raise CorpusError(
-                    f"{path} has no column {name!r}: name one with {option}; its columns are"
+                    f"{path} has no column {name!r}: choose one with {option}; its columns are"
                     f" {', '.join(names)}"
                 )
             check_texts(self.schema.field(name).type, path, name)
@@ -143,12 +143,12 @@ def _files(path: Location) -> dict[str, Location]:
         visible = [name for name in names if not any(part.startswith(".") for part in name.parts)]
         files = {str(name): path / str(name) for name in visible if name.suffix in FORMATS}
         if not files:
-            raise CorpusError(f"{path} has no file that ends in {endings}")
+            raise CorpusError(f"{path} has no files that end in {endings}")
         return files
     if path.suffix not in FORMATS:
         raise CorpusError(f"{path}: its name must end in one of {endings}")
     if not path.exists():
-        raise CorpusError(f"there is no file {path}")
+        raise CorpusError(f"the file {path} does not exist")
     return {path.name: path}
 
 
@@ -219,9 +219,9 @@ def _read_json_rows(path: Location) -> Iterator[list[dict[str, Any]]]:
             try:
                 row = orjson.loads(line)
             except orjson.JSONDecodeError as error:
-                raise CorpusError(f"{path}, line {number} is no JSON: {error}") from None
+                raise CorpusError(f"{path}, line {number} is not valid JSON: {error}") from None
             if not isinstance(row, dict):
-                raise CorpusError(f"{path}, line {number} is no JSON object")
+                raise CorpusError(f"{path}, line {number} is not a JSON object")
             if line.count(b":") != len(row):  # one may stand in a string, or in an object within
                 _refuse_repeated(line, f"{path}, line {number}")
             rows.append(row)

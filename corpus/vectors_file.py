@@ -38,7 +38,7 @@ class VectorsFile:
         self._where = f"{path} cannot be read as a Parquet file"
         with in_one_line(self._where):
             if path.is_folder():
-                raise CorpusError(f"{path} is a folder: name one Parquet file in it")
+                raise CorpusError(f"{path} is a folder: give one of its Parquet files")
             self._file, self._rows = path.open_parquet(), path.open_rows()
         self.num_rows: int = self._file.metadata.num_rows
         if not self.num_rows:
@@ -48,8 +48,9 @@ class VectorsFile:
         kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
         if not any(is_kind(type_) for is_kind in kinds) or type_.value_type not in NUMBERS:
             raise CorpusError(
-                f"{path}: column {vector_column!r} is {type_}: vectors are lists of one size, of"
-                f" {', '.join(map(str, NUMBERS))}; name their column with --vector-column"
+                f"{path}: column {vector_column!r} is {type_}: vectors must be lists of the same"
+                f" size, of {', '.join(map(str, NUMBERS))}; choose their column with"
+                " --vector-column"
             )
 
     @property
@@ -72,8 +73,9 @@ class VectorsFile:
                 vectors.append(block)
                 if block.shape[1] != vectors[0].shape[1]:
                     raise CorpusError(
-                        f"row {numbers[0]} has a vector of {block.shape[1]} numbers, rows before it"
-                        f" have {vectors[0].shape[1]}: vectors have one size"
+                        f"row {numbers[0]} has a vector of {block.shape[1]} numbers, the rows"
+                        f" before it have {vectors[0].shape[1]}: all vectors must have the same"
+                        " size"
                     )
         return Sample(rows, texts, np.concatenate(vectors))
 
@@ -81,7 +83,7 @@ class VectorsFile:
         schema = self._file.schema_arrow
         if schema.names.count(name) != 1:
             raise CorpusError(
-                f"{self.path} has no column {name!r}: name one with {option}; its columns are"
+                f"{self.path} has no column {name!r}: choose one with {option}; its columns are"
                 f" {', '.join(schema.names)}"
             )
         return schema.field(name).type
@@ -110,7 +112,7 @@ def check_texts(type_: pa.DataType, path: Location, name: str) -> None:
     kind = type_.value_type if pa.types.is_dictionary(type_) else type_
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise CorpusError(
-            f"{path}: column {name!r} is {type_}, not text: name a column of strings with"
+            f"{path}: column {name!r} is {type_}, not text: choose a column of strings with"
             " --text-column"
         )
 
@@ -134,7 +136,7 @@ def texts_of(column: Any, rows: NDArray[np.int64]) -> list[str]:
         raise CorpusError(f"row {rows[broken]} has a text that is not UTF-8")
     texts: list[str | None] = column.to_pylist()
     if None in texts:
-        raise CorpusError(f"row {rows[texts.index(None)]} has no text, but null")
+        raise CorpusError(f"row {rows[texts.index(None)]} has null instead of a text")
     return texts  # type: ignore[return-value]
 
 
@@ -142,14 +144,14 @@ def numbers_of(column: Any, rows: NDArray[np.int64]) -> NDArray[Any]:
     """[n, width]"""
     if column.null_count:
         raise CorpusError(
-            f"row {rows[column.is_null().index(True).as_py()]} has no vector, but null"
+            f"row {rows[column.is_null().index(True).as_py()]} has null instead of a vector"
         )
     lengths = column.value_lengths().to_numpy(zero_copy_only=False)
     if unequal := np.flatnonzero(lengths != lengths[0]).tolist():
         row = unequal[0]
         raise CorpusError(
-            f"row {rows[row]} has a vector of {lengths[row]} numbers, row {rows[0]} one of"
-            f" {lengths[0]}: vectors have one size"
+            f"row {rows[row]} has a vector of {lengths[row]} numbers, row {rows[0]} has one of"
+            f" {lengths[0]}: all vectors must have the same size"
         )
     values, width = column.flatten(), int(lengths[0])
     if not width:

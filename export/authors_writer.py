@@ -47,7 +47,7 @@ def write_uncertified(
     bundle = _write_manifest(reference, folder, manifest)
     if wishes.keep_recall is not None:
         if "embed" not in bundle.tasks or reference.words is None:
-            raise UsageError("recall is kept of models that embed texts")
+            raise UsageError("--keep-recall works only for models that embed texts")
         compare = partial(as_written.compare_answers, reference=reference, lengths=exported.lengths)
         manifest["int8"] |= keep_recall(
             bundle, rows, ranges, to_search, wishes.keep_recall, compare
@@ -62,7 +62,7 @@ def certify_again(bundle: Bundle, reference: Reference) -> Certificate:
     if "outputs" not in source:
         origin.pop("outputs", None)  # older bundles do not name those that were picked
     if origin != source:
-        raise UsageError(f"{bundle.ref} was made from {source}, this is {origin}")
+        raise UsageError(f"{bundle.ref} was exported from {source}, but this model is {origin}")
     say(f"verifying {bundle.ref}")
     return as_written.certificate_of(bundle, reference, export_graph(reference))
 
@@ -71,7 +71,8 @@ def refuse_precisions(wishes: Wishes) -> None:
     """UsageError for those that an authors' graph does not have."""
     if "fp16" in wishes.precisions:
         raise UsageError(
-            "what is served as its authors wrote it has fp32 and int8, no fp16: leave it out"
+            "a model that is served as its authors wrote it has fp32 and int8, but no fp16:"
+            " leave fp16 out"
         )
 
 

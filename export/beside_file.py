@@ -60,7 +60,8 @@ def compare(their_file: Path, our_folder: Path, source: Source) -> Iterator[str]
     if not pairs:
         makes = ", ".join(their_outputs)
         raise UsageError(
-            f"--beside {their_file}: it makes {makes}, and this model {', '.join(our_outputs)}"
+            f"--beside {their_file}: its outputs are {makes}, this model's are"
+            f" {', '.join(our_outputs)}"
         )
     output, own_output = pairs[-1]
     ways_by_file = {their_file.name: _ways(their_session, output, sequences)}
@@ -71,7 +72,7 @@ def compare(their_file: Path, our_folder: Path, source: Source) -> Iterator[str]
     if ways_by_file[their_file.name].alone[0].shape != base.alone[0].shape:
         shapes = ways_by_file[their_file.name].alone[0].shape, base.alone[0].shape
         raise UsageError(
-            f"--beside {their_file}: {output} has the shape {shapes[0]}, ours {shapes[1]}"
+            f"--beside {their_file}: {output} has the shape {shapes[0]}, our output has {shapes[1]}"
         )
     num = len(sequences)
     yield f"{output} of {num} sequences; lowest and mean cosine to ours, {first_precision}, alone"
@@ -82,7 +83,7 @@ def compare(their_file: Path, our_folder: Path, source: Source) -> Iterator[str]
             if (cosines := [*map(_cosine, way, base.alone)])
         ]
         padded, together = ways.num_changed()
-        change_words = f"other bits padded {padded}, co-batched {together}"
+        change_words = f"different bits padded {padded}, co-batched {together}"
         yield f"{who:24s} {'  '.join(cells)}  {change_words}"
 
 
@@ -137,7 +138,10 @@ def _run(session: ort.InferenceSession, output: str, grid: Grid) -> Answers:
     cells = {**grid._asdict(), "token_type_ids": types}
     input_names = [node.name for node in session.get_inputs()]
     if unknown := [name for name in input_names if name not in cells]:
-        raise UsageError(f"--beside: the file wants {', '.join(unknown)}, which texts do not have")
+        raise UsageError(
+            f"--beside: the file has the inputs {', '.join(unknown)}, which cannot be computed"
+            " from texts"
+        )
     (values,) = session.run([output], {name: cells[name] for name in input_names})
     real = grid.attention_mask != 0
     return [row[mask] if values.ndim == 3 else row for row, mask in zip(values, real, strict=True)]

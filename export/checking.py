@@ -71,7 +71,7 @@ def findings(source: Source) -> Iterator[str]:
     if loaded:
         default = loaded.default_prompt_name
         prompts = _shorten([f"{name} {prompt!r}" for name, prompt in loaded.prompts.items()])
-        prompts += f"; {default} if a request names none" if default else ""
+        prompts += f"; {default} if a request has none" if default else ""
         yield f"prompts: {prompts or 'none'}"
     texts = source.texts
     yield f"texts: {f'no, because {texts}' if isinstance(texts, NoTexts) else texts}"
@@ -87,7 +87,7 @@ def findings(source: Source) -> Iterator[str]:
         *comparison.get("texts", []),
     ]
     if "samples" in comparison:
-        parts.append(f"{comparison['samples']:,} samples of your own")
+        parts.append(f"{comparison['samples']:,} samples of yours")
     yield f"compared with: {name}{': ' if parts else ''}{'; '.join(parts)}"
     if loaded:
         num_bytes = sum(file.stat().st_size for file in loaded.files)
@@ -105,9 +105,12 @@ def not_served(source: Source) -> Iterator[str]:
     """The authors' own parts beside it, and where they differ from the server's defaults."""
     loaded = source.loaded
     if loaded and loaded.beside:
-        yield f"beside it, not served: {', '.join(loaded.beside)}"
+        yield f"other files, not served: {', '.join(loaded.beside)}"
     if loaded and loaded.activation == "Identity":
-        yield "scores of pairs: their authors' are the logits (Identity): ask with raw_scores"
+        yield (
+            "scores of pairs: the authors' scores are the logits (Identity): request them with"
+            " raw_scores"
+        )
     if loaded and loaded.similarity != "cosine":
         yield f"similarity: {loaded.similarity}"
 

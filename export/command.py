@@ -21,8 +21,8 @@ from addnorm.model.presets import PRESETS
 from addnorm.service.engine.device import memory
 
 WHERE = "DIR|ORG/NAME[@REVISION]"
-WEIGHTS = "the module's state_dict, which torch.save wrote; it is read as tensors only"
-HUB = "a model of the Hugging Face hub, which is downloaded"
+WEIGHTS = "the module's state_dict, saved with torch.save; only tensors are read from it"
+HUB = "the name of a model on the Hugging Face hub, which is downloaded"
 
 
 def export(arguments: Sequence[str]) -> None:
@@ -30,18 +30,18 @@ def export(arguments: Sequence[str]) -> None:
     parser = _export_parser()
     options = parser.parse_args(arguments)
     if not options.out and not options.check:
-        parser.error("--out is required, unless --check only looks")
+        parser.error("--out is required, except with --check")
     memory.bound_heaps()
     with _one_line("export"):
         wishes = _wishes(options)
         if options.keep_recall is not None and not (options.texts and options.form == "bundle"):
-            raise UsageError("--keep-recall is of a bundle, on texts of your own: name --texts")
+            raise UsageError("--keep-recall needs a bundle and your texts: set --texts")
         if options.form == "onnx" and (options.name or options.version):
             raise UsageError(
-                "--name and --version are of a bundle: --as onnx writes the folder --out"
+                "--name and --version apply to bundles only: --as onnx writes to the folder --out"
             )
         if options.sentence_embedding and options.form != "onnx":
-            raise UsageError("--sentence-embedding is of --as onnx")
+            raise UsageError("--sentence-embedding needs --as onnx")
         if options.beside:
             beside_file.open_session(options.beside)
         needs_ours = options.form == "onnx" or options.beside
@@ -110,19 +110,19 @@ def _one_line(command: str) -> Iterator[None]:
         if error.errno != ENOSPC:
             raise
         file = f" for {error.filename}" if error.filename else ""
-        sys.exit(f"addnorm {command}: the disk is full{file}; nothing was left on it")
+        sys.exit(f"addnorm {command}: the disk is full{file}; the incomplete files were removed")
 
 
 def _model(options: argparse.Namespace) -> Model:
     if options.weights and not options.module:
-        raise UsageError("--weights is of a module of your own: name that with --module")
+        raise UsageError("--weights needs --module")
     if options.module:
         return Code(options.module, options.weights)
     if not options.preset:
         writer.say(f"reading {options.checkpoint}")
         return Checkpoint(options.checkpoint)
     if options.check:
-        raise UsageError("--check is of a checkpoint, not of a preset")
+        raise UsageError("--check applies to checkpoints, not to presets")
     return Preset(options.preset)
 
 
@@ -152,7 +152,7 @@ def _texts(file: str | None) -> tuple[Text, ...]:
         return ()
     parts = [line.partition("\t") for line in _lines("--texts", file) if line]
     if not parts:
-        raise UsageError(f"--texts {file}: it is empty; a text a line is needed")
+        raise UsageError(f"--texts {file}: the file is empty; it needs one text per line")
     return tuple((first, second) if tab else first for first, tab, second in parts)
 
 
@@ -162,7 +162,9 @@ def _labels(file: str | None) -> tuple[str, ...] | None:
         return None if file is None else ()
     labels = tuple(_lines("--labels", file))
     if not labels or not all(labels) or len(set(labels)) < len(labels):
-        raise UsageError(f"--labels {file}: a label a line, none of them empty or there twice")
+        raise UsageError(
+            f"--labels {file}: it needs one label per line, none of them empty or repeated"
+        )
     return labels
 
 
@@ -170,7 +172,7 @@ def _lines(option: str, file: str) -> list[str]:
     try:
         return Path(file).read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{option} {file}: {error}; it is a text file in UTF-8") from None
+        raise UsageError(f"{option} {file}: {error}; the file must be UTF-8 text") from None
 
 
 def _export_parser() -> argparse.ArgumentParser:
@@ -184,7 +186,7 @@ def _export_parser() -> argparse.ArgumentParser:
     add("checkpoint", nargs="?", default=argparse.SUPPRESS, metavar=WHERE, help="as --checkpoint")
     add("--preset", choices=sorted(PRESETS))
     add("--checkpoint", metavar=WHERE, help=f"a folder, or {HUB}")
-    of_own = "a function of your own code that makes a torch.nn.Module; it is run"
+    of_own = "a function of your code that returns a torch.nn.Module; the export calls it"
     add("--module", metavar="PACKAGE.MODULE:FUNCTION", help=of_own)
     add = parser.add_argument_group("with --module").add_argument
     add("--weights", type=Path, metavar="FILE", help=WEIGHTS)
@@ -195,76 +197,94 @@ def _export_parser() -> argparse.ArgumentParser:
 
 
 def _add_reading(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("how a checkpoint or a module is read")
+    group = parser.add_argument_group("reading of a checkpoint or a module")
     add = group.add_argument
-    looks = "only print what was found; exit with 1 and the reason if it does not fit"
+    looks = (
+        "only print the properties of the model; if it cannot be exported, print the reason and"
+        " exit with 1"
+    )
     add("--check", action="store_true", help=looks)
-    left_out = "leave out weights whose names begin so, such as another head's; may be repeated"
+    left_out = (
+        "leave out weights whose names begin with PREFIX, such as the weights of another head;"
+        " may be repeated"
+    )
     add("--ignore", action="append", default=[], metavar="PREFIX", help=left_out)
-    names = "names of the logits, one a line, where config.json's are wrong or missing"
+    names = (
+        "file with the names of the logits, one per line, if the names in config.json are wrong"
+        " or missing"
+    )
     add("--labels", metavar="FILE|none", help=names)
     add(
         "--reference",
         choices=["author", "none"],
         default="author",
-        help="what its answers must equal: the program of its authors, which is a class of"
-        " transformers or sentence-transformers; or none, where that cannot be run",
+        help="program that the answers are compared with: author for the model's class in"
+        " transformers or sentence-transformers; none if that class cannot run",
     )
     _add_comparing(group)
     as_written = (
-        "texts are read by tokenizer.json alone, where the class of transformers changes it"
+        "read texts with tokenizer.json as it is, if the tokenizer class in transformers changes it"
     )
     add("--tokenizer-as-written", action="store_true", help=as_written)
     add(
         "--max-length",
         type=int,
         metavar="N",
-        help="tokens that a sequence may have, and that texts are cut to; what its authors"
-        " cut texts to by default",
+        help="largest number of tokens in a sequence; longer texts are truncated to it (default:"
+        " the authors' limit)",
     )
 
 
 def _add_comparing(group: Any) -> None:
-    runs = "run the code in the folder, for the comparison with its authors' program alone"
+    runs = "run the code in the folder, only for the comparison with its authors' program"
     group.add_argument("--trust-remote-code", action="store_true", help=runs)
     group.add_argument(
         "--texts",
         metavar="FILE",
-        help="texts of your own, one a line, on which the answers are compared too; a tab is"
-        " between the two of a pair",
+        help="file with your texts, one per line, to compare the answers on these as well; separate"
+        " the two texts of a pair with a tab",
     )
 
 
 def _add_writing(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("what is written").add_argument
-    out = "where to write <name>/<version>/; with --as onnx, the folder itself"
+    add = parser.add_argument_group("output").add_argument
+    out = "folder in which to write <name>/<version>/; with --as onnx, the output folder itself"
     add("--out", type=Path, metavar="BUNDLES", help=out)
     forms = ["bundle", "onnx"]
     as_onnx = (
-        "onnx: a folder as optimum writes it, with onnx/model.onnx, for programs that run ONNX"
-        " themselves"
+        "form of the output: bundle for this server; onnx for a folder in optimum's layout, with"
+        " onnx/model.onnx, for other programs that run ONNX"
     )
     add("--as", dest="form", choices=forms, default=forms[0], help=as_onnx)
-    pooled = "with --as onnx: a second output, pooled and normalized as the model's authors do it"
+    pooled = (
+        "with --as onnx: add a second output, pooled and normalized as the model's authors do it"
+    )
     add("--sentence-embedding", action="store_true", help=pooled)
-    add("--name", help="the preset's, the folder's or the repository's name by default")
-    their_file = "an ONNX file of the same model that you run today: how far the two are apart"
+    add("--name", help="name of the model (default: the name of the preset, folder or repository)")
+    their_file = "ONNX file of the same model that you run today; prints how far its answers differ"
     add("--beside", type=Path, metavar="FILE", help=their_file)
-    add("--version", type=int, help="the next free whole number by default")
+    add("--version", type=int, help="version of the model (default: the next free whole number)")
     layouts = ["packed", "padded"]
-    add("--layout", choices=layouts, default="packed", help="packed computes no pads")
-    precisions = "fp32, fp16, int8, or several of them; fp16 is for GPUs, int8 is row-wise"
+    add(
+        "--layout",
+        choices=layouts,
+        default="packed",
+        help="layout of the graph (default: packed, which does not compute padding)",
+    )
+    precisions = (
+        "one or more of fp32, fp16 (for GPUs) and int8 (quantized row by row) (default: fp32)"
+    )
     add("--precision", default="fp32", metavar="P[,P]", help=precisions)
     recall = (
-        "int8 must find this share, such as 0.99, of the 10 nearest that fp32 finds among --texts:"
-        " matrices stay fp32 until it does"
+        "recall of int8, such as 0.99: keep matrices in fp32 until int8 returns this share of the"
+        " 10 nearest neighbours that fp32 returns among --texts"
     )
     add("--keep-recall", type=float, metavar="SHARE", help=recall)
-    of_requests = "for requests that name none; the first by default"
+    of_requests = "precision of requests that do not set one (default: the first of --precision)"
     add("--default-precision", choices=list(GRAPHS), help=of_requests)
     lens = (
-        "requests may ask for the hidden states and the attention of each layer, in fp32; the"
-        " server holds the weights once more for it"
+        "let requests ask for the hidden states and the attention of each layer, in fp32; the"
+        " server then keeps a second copy of the weights"
     )
     add("--lens", action="store_true", help=lens)
 
@@ -273,16 +293,18 @@ def _verify_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         allow_abbrev=False,
         prog="addnorm verify",
-        description="Makes the certificate of a bundle again, on this machine.",
+        description="Recomputes the certificate of a bundle on this machine.",
         epilog="Example: addnorm verify bundles/notebook/1",
     )
-    a_folder = "a folder <name>/<version>, or one that --as onnx wrote"
+    a_folder = "folder <name>/<version>, or a folder written with --as onnx"
     parser.add_argument("bundle", type=Path, metavar="BUNDLE", help=a_folder)
-    made_from = f"what it was made from, if not a preset: a folder, or {HUB}"
+    made_from = (
+        f"checkpoint that the bundle was exported from, if it was not a preset: a folder, or {HUB}"
+    )
     parser.add_argument("--checkpoint", metavar=WHERE, help=made_from)
-    lie = "of a module of your own, where they lie elsewhere than at the export"
+    lie = "weights of your module, if the file has moved since the export"
     parser.add_argument("--weights", type=Path, metavar="FILE", help=lie)
     _add_comparing(parser)
-    on_gpu = "cuda adds to a certificate what holds on this GPU"
+    on_gpu = "cuda adds the results on this GPU to the certificate"
     parser.add_argument("--provider", choices=["cpu", "cuda"], default="cpu", help=on_gpu)
     return parser

@@ -170,7 +170,7 @@ def _in_words(repository: str, revision: str, endpoint: str | None) -> Iterator[
                 reason = f"it is gated: ask for access on its page, then {log_in}"
             case errors.RepositoryNotFoundError():
                 reason = (
-                    f"no such repository there, no such folder here; for a private one, {log_in}"
+                    f"neither the hub nor this machine has it; for a private repository, {log_in}"
                 )
             case errors.RevisionNotFoundError():
                 reason = f"it has no revision {revision!r}"

@@ -41,7 +41,7 @@ def choose_graph(model: Model, wishes: Wishes) -> Iterator[Source | Reference]:
             reference = stack.enter_context(model.as_written(wishes))
             authors_writer.refuse_precisions(wishes)
             if reason:
-                say(f"no graph of ours: {reason}")
+                say(f"cannot use one of our own graphs: {reason}")
                 say(f"served as its authors wrote it: {WHAT_IT_MEANS}")
             if reference.words:
                 say(f"tokenizer: {tokenizer_in_words(reference.origin, reference.words)}")
@@ -58,8 +58,8 @@ def _open_packed(model: Model, wishes: Wishes, stack: ExitStack) -> Source | Non
     if wishes.outputs or wishes.task or takes_vectors(wishes):
         if wishes.graph == "packed":
             raise UsageError(
-                "it takes vectors, or outputs or task is set, and a graph of ours takes token"
-                " ids and answers by its heads: leave as_it_is out"
+                "it takes vectors, or outputs or task is set, but one of our own graphs takes"
+                " token ids and answers with its heads: leave as_it_is out"
             )
         return None
     return None if wishes.graph == "authors" else stack.enter_context(model.packed(wishes))

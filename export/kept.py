@@ -42,14 +42,33 @@ def keep(arguments: Sequence[str]) -> None:
     """Exports models that were not exported before. Exits with one line and code 1 if it cannot."""
     parser = argparse.ArgumentParser(
         prog="addnorm keep",
-        description="Exports models that were not exported before, for a later `addnorm serve`.",
+        description=(
+            "Exports models for a later `addnorm serve` and caches the bundles. Models that are"
+            " already cached are not exported again."
+        ),
         epilog="Example: addnorm keep BAAI/bge-small-en-v1.5 --precision int8 --kept /models",
     )
     add = parser.add_argument
     add("models", nargs="+", metavar="DIR|ORG/NAME[@REVISION]")
-    add("--precision", default="fp32", metavar="P[,P]", help="as of `serve` (fp32)")
-    add("--kept", type=Path, required=True, metavar="DIR", help="where bundles are kept")
-    add("--list", type=Path, metavar="FILE", help="a file that gets the folder of each, one a line")
+    add(
+        "--precision",
+        default="fp32",
+        metavar="P[,P]",
+        help="precisions, as for `serve` (default: fp32)",
+    )
+    add(
+        "--kept",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="folder in which the bundles are cached",
+    )
+    add(
+        "--list",
+        type=Path,
+        metavar="FILE",
+        help="file for the folders of the bundles, one per line",
+    )
     options = parser.parse_args(arguments)
     try:
         folders = dict[str, Path]()
@@ -67,7 +86,7 @@ def keep(arguments: Sequence[str]) -> None:
         sys.exit(f"addnorm keep: {error}")
     except OSError as error:
         path = error.filename or options.kept
-        remedy = "name a folder where bundles can be kept with --kept DIR"
+        remedy = "choose a folder for the cached bundles with --kept DIR"
         sys.exit(f"addnorm keep: {path}: {error.strerror or error}; {remedy}")
 
 
@@ -125,8 +144,8 @@ def bundle_of(
         ):
             shutil.rmtree(aside)
             raise StartupError(
-                f"{checkpoint} changed while it was exported, so the export is not kept: start"
-                " again when nothing writes there"
+                f"{checkpoint} changed during the export, so the bundle was discarded: try again"
+                " when no program is writing there"
             )
         (aside / EXPORTED).write_text(files.sha256(version_folder / bundles.MANIFEST))
         shutil.rmtree(place, ignore_errors=True)
@@ -179,7 +198,7 @@ class _Folder(NamedTuple):
         ]
         if (num_bytes := sum(stats[name].st_size for name in new_names)) >= LONG_BYTES:
             gib = num_bytes / 2**30
-            say(f"hashing {gib:.1f} GiB of {path}: not again while the files stay")
+            say(f"hashing {gib:.1f} GiB of {path}, which is not repeated until the files change")
         all_files = dict(earlier_files) | {
             name: _File(
                 stat.st_ino,
@@ -297,9 +316,9 @@ def _refuse_links(path: Path, names: Sequence[str]) -> None:
         target = Path(os.path.realpath(path / name))
         if not any(target.is_relative_to(place) for place in (folder, *blobs)):
             raise StartupError(
-                f"{path / name} is a link to {target}, out of the folder: copy it into the folder;"
-                f" or, if you trust the link, `addnorm export --checkpoint {path}`, and serve the"
-                " bundle with --bundles"
+                f"{path / name} is a link to {target}, outside the folder: copy it into the"
+                f" folder; or, if you trust the link, `addnorm export --checkpoint {path}`, and"
+                " serve the bundle with --bundles"
             )
 
 
@@ -326,7 +345,7 @@ def _find_commit(repository: str, revision: str, root: Path, say: Callable[[str]
     except DownloadError as error:
         if not note_file.is_file():
             raise
-        say(f"{error}; {repository} is taken as it was when the hub was asked last")
+        say(f"{error}; using the last known commit of {repository}")
         return note_file.read_text()
     note_file.parent.mkdir(parents=True, exist_ok=True)
     aside = note_file.with_name(f"{note_file.name}.{os.getpid()}")
@@ -343,6 +362,6 @@ def _lock(lock: Path, checkpoint: str, say: Callable[[str], None]) -> Iterator[N
         try:
             flock(file, LOCK_EX | LOCK_NB)
         except BlockingIOError:
-            say(f"another process exports {checkpoint}: waiting for it")
+            say(f"another process is exporting {checkpoint}: waiting for it")
             flock(file, LOCK_EX)
         yield

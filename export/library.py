@@ -223,16 +223,18 @@ def _wishes(
     """The options of a call. A vocabulary is a tokenizer's folder while the block lasts. fields:
     fields of `Wishes`. UsageError for options that do not fit together."""
     if isinstance(precisions, str):
-        raise UsageError(f"precisions is {precisions!r}: a list is needed, as ['fp32', 'int8']")
+        raise UsageError(
+            f"precisions is {precisions!r}: it must be a list such as ['fp32', 'int8']"
+        )
     if isinstance(labels, str) or not all(isinstance(label, str) for label in labels or ()):
-        raise UsageError(f"labels {labels!r}: a list of strings is needed")
+        raise UsageError(f"labels is {labels!r}: it must be a list of strings")
     if unknown := {*(config or {})} - CONFIG:
         raise UsageError(
-            f"config names {', '.join(sorted(unknown))}: of a module, max_positions and vocab_size"
-            " or input_width can be said"
+            f"config has {', '.join(sorted(unknown))}: for a module, only max_positions and"
+            " vocab_size or input_width can be set"
         )
     if tokenizer is not None and vocabulary is not None:
-        raise UsageError("tokenizer and vocabulary are set: one of them says what texts become")
+        raise UsageError("tokenizer and vocabulary are both set: set only one of them")
     with TemporaryDirectory() as place:
         folder = None if tokenizer is None else Path(tokenizer)
         if vocabulary is not None:
@@ -256,12 +258,15 @@ def write_vocabulary(vocabulary: Mapping[str, int], folder: Path) -> Path:
     -> folder. UsageError if it is no such dict.
     """
     if not isinstance(vocabulary, Mapping) or not vocabulary:
-        raise UsageError("vocabulary is a dict of characters or words to token ids")
+        raise UsageError("vocabulary must be a dict from characters or words to token ids")
     for entry, index in vocabulary.items():
         if not isinstance(entry, str) or not entry or type(index) is not int or index < 0:
-            raise UsageError(f"vocabulary has {entry!r}: {index!r}: a text and an id of 0 or more")
+            raise UsageError(
+                f"vocabulary has {entry!r}: {index!r}: each entry must be a text with an id of at"
+                " least 0"
+            )
     if len(set(vocabulary.values())) < len(vocabulary):
-        raise UsageError("vocabulary gives one id to several entries")
+        raise UsageError("vocabulary has several entries with the same id")
     unknown = next((entry for entry in vocabulary if UNKNOWN.fullmatch(entry)), None)
     tokenizer = Tokenizer(WordLevel(dict(vocabulary), unk_token=unknown or ""))
     plain = [entry for entry in vocabulary if not _is_special(entry)]
@@ -271,7 +276,9 @@ def write_vocabulary(vocabulary: Mapping[str, int], folder: Path) -> Path:
             characters = "".join(f"\\x{{{ord(entry):X}}}" for entry in plain)
             tokenizer.normalizer = Replace(Regex(f"[^{characters}]"), "")
     elif unknown is None:
-        raise UsageError("vocabulary of words has no entry for the others: add one such as <unk>")
+        raise UsageError(
+            "vocabulary of words has no entry for unknown words: add one such as <unk>"
+        )
     else:
         tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.add_special_tokens([entry for entry in vocabulary if _is_special(entry)])

@@ -117,7 +117,7 @@ def read(path: Path) -> OnnxFolder:
             raise StartupError(f"{(path / name).parent}: {difference}; export it again")
     for graph in (path / FOLDER).glob("*.onnx"):
         if f"{FOLDER}/{graph.name}" not in file_facts:
-            raise StartupError(f"{graph} is not in the certificate: take it away")
+            raise StartupError(f"{graph} is not in the certificate: remove it")
     return OnnxFolder(path, manifest, certificate, has_embedding)
 
 
@@ -130,13 +130,18 @@ def export(source: Source, out: Path, has_embedding: bool = False) -> Path:
     out, wishes = out.resolve(), source.wishes
     if {*wishes.precisions} - FILES.keys() or wishes.lens or wishes.layout != "packed":
         precisions = f"{' and '.join(FILES)} alone, without a lens"
-        raise UsageError(f"--as onnx is of the packed layout, in {precisions}")
+        raise UsageError(f"--as onnx needs the packed layout and the precisions {precisions}")
     if has_embedding and "logits" in source.model.config.heads:
-        raise UsageError(f"{EMBEDDING} is of embedders, this model has logits")
+        raise UsageError(
+            f"{EMBEDDING} is possible for embedding models only, this model has logits"
+        )
     if not bundles.NAME.fullmatch(out.name):
-        raise UsageError(f"--out {out}: its name is that of the model: {bundles.NAME.pattern}")
+        raise UsageError(
+            f"--out {out}: the folder's name becomes the model's name, which must match"
+            f" {bundles.NAME.pattern}"
+        )
     if source.folder and out.is_relative_to(source.folder):
-        raise UsageError(f"--out {out} lies within the checkpoint: name a folder beside it")
+        raise UsageError(f"--out {out} lies in the checkpoint: choose a folder outside it")
     source = under_name(source, out.name)
     with writer.written_whole(out) as partial:
         (partial / FOLDER).mkdir()
@@ -158,11 +163,11 @@ def certify_again(folder: OnnxFolder, source: Source) -> None:
     for name, value in {"source": source.origin, **source.facts}.items():
         recorded = manifest.model_dump(mode="json")[name]
         if recorded != json.loads(json.dumps(value)):
-            verb = "was made from" if name == "source" else f"says {name}"
-            raise UsageError(f"{folder.path} {verb} {recorded}, this is {value}")
+            verb = "was exported from" if name == "source" else f"has {name}"
+            raise UsageError(f"{folder.path} {verb} {recorded}, but this model is {value}")
     samples = source.samples_record()
     if before["compared_with"].get("samples_sha256") != samples.get("samples_sha256"):
-        raise UsageError(f"{folder.path} was compared on other samples: name those again")
+        raise UsageError(f"{folder.path} was compared on other samples: give the same samples")
     wishes = replace(
         source.wishes, precisions=(*manifest.precisions,),
         default_precision=manifest.default_precision,
@@ -173,7 +178,7 @@ def certify_again(folder: OnnxFolder, source: Source) -> None:
         new = _certify(bundle, source, folder.path, folder.has_embedding, None, before["created"])
     for precision, digests in new.known_digests.items():
         if different(before["known_digests"].get(precision, {}), digests):
-            say(f"{precision} has other bits here than on {before['processor']}")
+            say(f"{precision} has different bits here than on {before['processor']}")
     print(f"verified {folder.path}")
 
 
@@ -389,7 +394,7 @@ def _card(bundle: Bundle, certificate: Certificate, folder: Path) -> str:
     manifest = bundle.manifest
     sentences = [f"Pooling: {manifest.pooling}{', then length 1' if manifest.normalize else ''}."]
     if manifest.limits.max_text_tokens:
-        sentences.append(f"Texts are cut at {manifest.limits.max_text_tokens:,} tokens.")
+        sentences.append(f"Texts are truncated to {manifest.limits.max_text_tokens:,} tokens.")
     for name, prompt in manifest.prompts.items():
         default = ", for every text" if name == manifest.default_prompt_name else ""
         sentences.append(f"The prompt {name!r}{default}: {prompt!r}.")
@@ -397,12 +402,12 @@ def _card(bundle: Bundle, certificate: Certificate, folder: Path) -> str:
 
 Made and certified by Addnorm {VERSION}, compared with {compared.get("name", compared["kind"])}.
 
-| file | inputs | outputs | MB | cosine, at least | checks that passed |
+| file | inputs | outputs | MB | lowest cosine | checks passed |
 |---|---|---|---|---|---|
 {chr(10).join(rows)}
 
 {" ".join(sentences)}
 
 A sequence has the same bits alone, in any batch and with any padding, on one processor, with
-onnxruntime 1.21 or later. {again} makes `certificate.json` again, which has every check.
+onnxruntime 1.21 or later. {again} recomputes `certificate.json`, which has every check.
 """

@@ -58,7 +58,7 @@ class Preset:
         return nullcontext(sources.preset(self.name, wishes, self.seed))
 
     def as_written(self, wishes: Wishes) -> AbstractContextManager[Reference]:
-        raise UsageError("a preset is a transformer of ours: it has no other graph")
+        raise UsageError("a preset is one of our own transformers: it has no other graph")
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,9 @@ class InMemory:
 
     def as_written(self, wishes: Wishes) -> AbstractContextManager[Reference]:
         if self.is_ours or not isinstance(self.model, nn.Module):
-            raise UsageError(f"as_it_is is of modules that others wrote: this is a {self.kind}")
+            raise UsageError(
+                f"as_it_is applies to modules that others wrote: this is a {self.kind}"
+            )
         if self.is_saved:
             return self._saved_as_written(wishes)
         return nullcontext(open_module(self.model, wishes))
@@ -189,7 +191,9 @@ class InMemory:
             of_folder = replace(wishes, tokenizer=None, pooling=None, normalize=None)
             reference = folders.open_folder(folder, of_folder)
             if wishes.pooling or wishes.normalize not in (None, reference.facts["normalize"]):
-                raise UsageError("pooling and normalize are in its own graph: leave them out")
+                raise UsageError(
+                    "pooling and normalize are part of the model's own graph: leave them out"
+                )
             yield replace(reference, origin={**self.origin, **_recorded(reference.origin)})
 
     @contextmanager
@@ -248,8 +252,9 @@ def of_manifest(
         return Code(origin["path"], file, stored), code_wishes
     if "module" in origin:
         raise UsageError(
-            f"it was made of a {origin['module']} in memory: verify it in Python, where that model"
-            " is, with addnorm.export.verify_bundle(path, model), or verify_onnx"
+            f"it was exported from a {origin['module']} in memory: verify it in Python, in the"
+            " program that has the model, with addnorm.export.verify_bundle(path, model), or"
+            " verify_onnx"
         )
     return checkpoint_of(origin, wishes, checkpoint)
 
@@ -262,7 +267,7 @@ def checkpoint_of(
     known = "@".join(where.values())
     if address is None:
         option = f"--checkpoint {known or 'DIR'}"
-        raise UsageError(f"it was made from {origin['checkpoint']}: name it with {option}")
+        raise UsageError(f"it was exported from {origin['checkpoint']}: give that with {option}")
     again = known if where and address == where["repository"] else address
     labels = origin.get("labels")
     return Checkpoint(again, tuple(where.items())), replace(

@@ -54,7 +54,7 @@ def texts_to_search(texts: Sequence[Text]) -> list[str]:
     different = list(dict.fromkeys(text for text in texts if isinstance(text, str)))
     if len(different) < MIN_TEXTS:
         raise UsageError(
-            f"to keep recall takes {MIN_TEXTS} texts that differ: of yours {len(different)} do"
+            f"keep_recall needs at least {MIN_TEXTS} distinct texts, yours are {len(different)}"
         )
     return different
 
@@ -140,8 +140,8 @@ def choose(
         start = time.monotonic()
         share = share_of_neighbours(exact, trials.vectors(texts, [*names[num_kept:]]))
         tqdm.write(
-            f"{num_kept} of {len(names)} matrices in fp32: {share:.2%} of the"
-            f" {NUM_NEIGHBOURS} nearest shared ({time.monotonic() - start:.0f} s)"
+            f"{num_kept} of {len(names)} matrices in fp32: {share:.2%} of the {NUM_NEIGHBOURS}"
+            f" nearest neighbours shared ({time.monotonic() - start:.0f} s)"
         )
         return share
 
@@ -155,8 +155,9 @@ def choose(
     best = measure_share(high) if high else 0.0
     if best < target:
         raise CertificationError(
-            f"--keep-recall {target:g} is not reachable in int8: with one matrix of {len(names)} in"
-            f" int8, {best:.2%} of the {NUM_NEIGHBOURS} nearest are shared with fp32"
+            f"--keep-recall {target:g} cannot be reached in int8: with one of {len(names)}"
+            f" matrices in int8, {best:.2%} of the {NUM_NEIGHBOURS} nearest neighbours are shared"
+            " with fp32"
         )
     highest = high
     while low < high and not is_held:
@@ -205,8 +206,8 @@ def certify(bundle: Bundle, body: Graph, samples: Sequence[Text]) -> dict[str, A
     check = Check("--texts", "nearest not shared", "int8", 1 - share, 1 - int8.keep_recall)
     if not check.passed:
         raise CertificationError(
-            f"int8 shares {share:.2%} of the {NUM_NEIGHBOURS} nearest of {len(texts):,} texts with"
-            f" fp32, to keep is {int8.keep_recall:g}"
+            f"int8 shares {share:.2%} of the {NUM_NEIGHBOURS} nearest neighbours among"
+            f" {len(texts):,} texts with fp32, required are {int8.keep_recall:.2%}"
         )
     return {
         "check": check,

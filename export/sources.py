@@ -43,6 +43,7 @@ CHECKPOINT_READS = (
     *OF_GRAPHS, "keep_recall", "ignore", "tokenizer_as_written", "runs_code", "max_length",
     "labels", "own_reading", "samples",
 )  # fmt: skip
+WITHOUT = ". To export without this comparison, use --reference none; the certificate records it"
 OWN_READING = {"kind": "own reading", "name": "Addnorm's own reading"}
 
 
@@ -191,8 +192,7 @@ def checkpoint(folder: Path, wishes: Wishes = NO_WISHES) -> Source:
         program = programs.load(folder, limit, wishes, loaded.head, num_labels, is_cut)
     except ProgramError as error:
         raise UsageError(
-            f"{folder.name} cannot be compared with the program of its authors: {error}. Go without"
-            " with --reference none, and the certificate says so"
+            f"{folder.name} cannot be compared with its authors' program: {error}{WITHOUT}"
         ) from error
     return with_program(source, program)
 
@@ -248,7 +248,7 @@ def _problems(model: Transformer, labels: Sequence[str] | None, pooling: str) ->
     """Why a model in memory cannot become a bundle, in words."""
     if not isinstance(model, Transformer):
         kind = type(model).__qualname__
-        yield f"the model is a {kind}, an addnorm.model.transformer.Transformer is needed"
+        yield f"the model is a {kind}, but must be an addnorm.model.transformer.Transformer"
         return
     for name, tensor in model.state_dict().items():  # the first that does not fit
         if tensor.is_meta:
@@ -256,27 +256,27 @@ def _problems(model: Transformer, labels: Sequence[str] | None, pooling: str) ->
             break
         if tensor.is_floating_point() and tensor.dtype != torch.float32:
             remedy = "export a copy, `copy.deepcopy(model).float()`"
-            yield f"{name} is {tensor.dtype}, torch.float32 is needed: {remedy}"
+            yield f"{name} is {tensor.dtype}, but must be torch.float32: {remedy}"
             break
     heads = model.config.heads
     for name, module in model.heads.items():
         if name not in heads or not isinstance(module, Head):
-            yield f"heads.{name} is not of the model's Config: name it there, with a HeadConfig"
+            yield f"heads.{name} is not in the model's Config: add it there with a HeadConfig"
     for name in sorted(heads):
         if name not in OUTPUTS:
-            yield f"there is a head {name!r}: heads can make {', '.join(OUTPUTS)}"
+            yield f"there is a head {name!r}, but the possible heads are {', '.join(OUTPUTS)}"
     if "token_vectors" in heads and (pick := heads["token_vectors"].pick) != "every":
-        yield f"the head of token_vectors picks {pick!r}: 'every' is needed"
+        yield f"the head of token_vectors picks {pick!r}, but must pick 'every'"
     if "pooled" in heads and (pick := heads["pooled"].pick) != pooling:
-        yield f"the head of pooled vectors picks {pick!r}, pooling is {pooling!r}"
+        yield f"the head of pooled vectors picks {pick!r}, but pooling is {pooling!r}"
     if labels is not None:
         head = heads.get("logits")
         if head is None:
-            yield "labels are of logits, and the model has no such head"
+            yield "labels need logits, but the model has no such head"
         elif len(labels) != head.width:
-            yield f"there are {len(labels)} labels, the head has {head.width} logits"
+            yield f"there are {len(labels)} labels, but the head has {head.width} logits"
     if pooling not in (poolings := get_args(Pooling)):
-        yield f"pooling {pooling!r}: {', '.join(poolings)} are known"
+        yield f"pooling is {pooling!r}, but must be one of {', '.join(poolings)}"
 
 
 def _original(
@@ -292,6 +292,7 @@ def with_program(source: Source, program: Program) -> Source:
     """A checkpoint whose answers must be the program's: what it makes of ids and of texts.
     UsageError if it makes something else than such a model."""
     assert source.loaded
+    program.advice = WITHOUT
     if (unseen_id := source.model.config.unseen_id) is not None:
         assert not isinstance(source.texts, NoTexts)
         program.forward.unseen = unseen_id, source.texts.unseen_token
@@ -310,7 +311,9 @@ def with_program(source: Source, program: Program) -> Source:
         if output in heads and of_every_token != (heads[output].pick == "every"):
             kinds = "of each token", "of each sequence"
             says, kind = kinds if of_every_token else kinds[::-1]
-            raise UsageError(f"{program.name} makes {output} {says}, and these are {kind}")
+            raise UsageError(
+                f"{program.name} answers with {output} {says}, but here they are {kind}"
+            )
     return replace(source, originals=originals, program=program)
 
 
@@ -333,8 +336,9 @@ def refuse_one_tag(labels: Sequence[str] | None, has_tags: bool, without: str) -
     """has_tags: the labels are of every token. without: what exports it without labels."""
     if labels and len(labels) == 1 and has_tags:
         raise UsageError(
-            f"the label {labels[0]!r} is the only one of every token: a softmax of one number is"
-            f" 1.0, as transformers answers. Export it with {without}, and ask /v1/infer for logits"
+            f"the model has only one label, {labels[0]!r}: its probability is 1.0 for every"
+            f" token, as in transformers. Export it with {without}, and request logits from"
+            " /v1/infer"
         )
 
 
@@ -353,6 +357,6 @@ def _refuse_pads_around(loaded: Checkpoint, words: Texts | NoTexts) -> None:
         effect = "classifies the token before it" if _picks_last(loaded) else "gives it no position"
         raise CheckpointError(
             f"{loaded.folder}: the tokenizer puts pad_token_id {pad} of config.json around each"
-            f" text, and transformers {effect}: name the pad of the training there, or take the"
-            " tokenizer's files out and send token ids"
+            f" text, and transformers {effect}: set it to the padding id of the training, or"
+            " remove the tokenizer's files and send token ids"
         )

@@ -39,7 +39,7 @@ def verify(
     """
     if onnx_folder.is_one(path):
         if provider != "cpu":
-            raise UsageError(f"{path}: --provider {provider} is of bundles")
+            raise UsageError(f"{path}: --provider {provider} applies to bundles only")
         folder = onnx_folder.read(path)
         wishes = _as_compared(wishes, folder.certificate)
         model, wishes = of_manifest(folder.manifest, wishes, checkpoint or f"{path}", weights)
@@ -75,7 +75,9 @@ def certify_in_memory(bundle: Bundle, model: InMemory, wishes: Wishes, provider:
     manifest = bundle.manifest
     if manifest.as_it_is:
         if not (origin := model.origin).items() <= manifest.source.items():
-            raise UsageError(f"{bundle.ref} was made from {manifest.source}, this is {origin}")
+            raise UsageError(
+                f"{bundle.ref} was exported from {manifest.source}, but this model is {origin}"
+            )
         if not model.is_saved:
             limits = manifest.limits
             wishes = replace(
@@ -87,7 +89,7 @@ def certify_in_memory(bundle: Bundle, model: InMemory, wishes: Wishes, provider:
         return
     brings_its_own = getattr(model.model, "tokenizer", None) is not None
     if bundles.TOKENIZER in manifest.files and wishes.tokenizer is None and not brings_its_own:
-        raise UsageError(f"{bundle.ref} takes texts: name the folder of its tokenizer")
+        raise UsageError(f"{bundle.ref} takes texts: give the folder of its tokenizer")
     with model.packed(wishes_in_memory(manifest, model, wishes)) as source:
         certify_again(bundle, source, provider)
 
@@ -113,7 +115,10 @@ def certify_again(
     """
     if isinstance(opened, Reference):
         if provider == "cuda":
-            raise UsageError(f"{bundle.ref} is served as it is, which a GPU has no part in")
+            raise UsageError(
+                f"{bundle.ref} is served as its authors wrote it, on the CPU only: leave"
+                " --provider out"
+            )
         write_again(bundle, authors_writer.certify_again(bundle, opened).as_json())
         return
     _check_source(bundle, opened)
@@ -137,15 +142,15 @@ def write_again(bundle: Bundle, new: dict[str, Any]) -> None:
     for precision, digests in certificate["known_digests"].items():
         if precision in recorded and different(recorded[precision], digests):
             say(
-                f"{precision} has other bits here than in the certificate of before, made on"
-                f" {before.get('processor')}: servers with a copy of that one have another"
-                " fingerprint"
+                f"{precision} has different bits here than in the previous certificate, from"
+                f" {before.get('processor')}: servers with a copy of the previous certificate"
+                " have a different fingerprint"
             )
     bundles.write_certificate(bundle, certificate)
     print(f"verified {bundle.path}")
     if (bundle.path / SIGNATURE).exists():
         again = f"`addnorm sign {bundle.path} --key KEY.pem`"
-        print(f"{SIGNATURE} is of the certificate of before: make it again with {again}")
+        print(f"{SIGNATURE} signs the previous certificate: sign again with {again}")
 
 
 def _certificate_before(bundle: Bundle) -> dict[str, Any]:
@@ -159,24 +164,25 @@ def _check_source(bundle: Bundle, source: Source) -> None:
     """UsageError if the bundle was made from something else, or in another way."""
     for name, value in {"source": source.origin, **source.facts}.items():
         if (recorded := getattr(bundle.manifest, name)) != value:
-            verb = "was made from" if name == "source" else f"says {name}"
-            raise UsageError(f"{bundle.ref} {verb} {recorded}, this is {value}")
+            verb = "was exported from" if name == "source" else f"has {name}"
+            raise UsageError(f"{bundle.ref} {verb} {recorded}, but this model is {value}")
     check_fit(source.model)
     if bundles.TOKENIZER in bundle.manifest.files and not isinstance(source.texts, NoTexts):
         recorded_limit, limit = bundle.manifest.limits.max_text_tokens, source.texts.max_text_tokens
         if recorded_limit != limit:
             raise UsageError(
-                f"{bundle.ref} takes texts of {recorded_limit} tokens, its authors cut them to"
-                f" {limit}: export it again"
+                f"{bundle.ref} takes texts of {recorded_limit} tokens, but its authors truncate"
+                f" them to {limit}: export it again"
             )
     before = _certificate_before(bundle).get("compared_with", {})
     if before.get("kind") == "reference" and not source.originals:
         raise UsageError(
-            f"{bundle.ref} was compared with the reference {before['name']}: name it again, with"
-            " `reference=`"
+            f"{bundle.ref} was compared with the reference {before['name']}: give the same one"
+            " with `reference=`"
         )
     if before.get("samples_sha256") != (sampled := source.samples_record()).get("samples_sha256"):
         raise UsageError(
             f"{bundle.ref} was compared on {before.get('samples', 0)} samples, and now on"
-            f" {sampled.get('samples', 0)}, or on others: name those with --texts or `samples=`"
+            f" {sampled.get('samples', 0)}, or on different ones: give the same samples with"
+            " --texts or `samples=`"
         )

@@ -86,7 +86,8 @@ class Wishes:
         names = self.precisions
         if not names or set(names) - set(PRECISIONS) or len(set(names)) < len(names):
             raise UsageError(
-                f"precision {','.join(names)}: fp32, fp16 and int8 are known, each at most once"
+                f"precision {','.join(names)}: it must be some of fp32, fp16 and int8, each"
+                " at most once"
             )
         if self.default_precision not in ("", *names):
             among = f"the precisions {', '.join(names)}"
@@ -94,17 +95,19 @@ class Wishes:
         if self.keep_recall is not None:
             if not 0 < self.keep_recall <= 1:
                 raise UsageError(
-                    f"recall {self.keep_recall:g}: a share above 0, at most 1, is kept"
+                    f"keep_recall is {self.keep_recall:g}, but must be above 0 and at most 1"
                 )
             if "int8" not in names:
-                raise UsageError(f"recall is kept by int8: the precisions are {', '.join(names)}")
+                raise UsageError(
+                    f"keep_recall needs int8, but the precisions are {', '.join(names)}"
+                )
         if self.task not in (None, *get_args(ModuleTask)):
             tasks = ", ".join(get_args(ModuleTask))
-            raise UsageError(f"task is {self.task!r}: {tasks} are known")
+            raise UsageError(f"task is {self.task!r}, but must be one of {tasks}")
         if self.lens and (self.layout != "packed" or "fp32" not in names):
             raise UsageError(
-                f"a lens shows the packed layout in fp32, these are the {self.layout} layout and"
-                f" {','.join(names)}"
+                f"a lens needs the packed layout and fp32, but the layout is {self.layout} and"
+                f" the precisions are {','.join(names)}"
             )
 
     @property
@@ -128,7 +131,7 @@ class Wishes:
             is_set = getattr(self, field.name) != field.default
             if is_set and field.name not in (*read, "by_command"):
                 option = self.option(field.name)
-                raise UsageError(f"{option} has no meaning for {reader}: leave it out")
+                raise UsageError(f"{option} has no effect for {reader}: leave it out")
 
     def recorded(self) -> dict[str, Any]:
         """The manifest's record of how a model was read: lists for tuples, so that JSON gives it

@@ -77,7 +77,7 @@ def place_for(out: Path, name: str, version: int | None) -> Iterator[tuple[Path,
     if version is None:
         version = max(versions, default=0) + 1
     elif version < 1 or version in versions:
-        problem = "is there already" if version in versions else "1 or more"
+        problem = "it already exists" if version in versions else "it must be at least 1"
         raise UsageError(f"version {version} of {name}: {problem}")
     try:
         with written_whole(out / name / str(version)) as partial:
@@ -104,7 +104,7 @@ def written_whole(place: Path) -> Iterator[Path]:
         raise UsageError(f"{place} is being written by another export: try again") from None
     try:
         if place.exists():
-            raise UsageError(f"{place} is there already")
+            raise UsageError(f"{place} already exists")
         for leftover in partial.iterdir():
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         yield partial
@@ -145,7 +145,7 @@ def write_uncertified(
     texts_to_search = list[str]()
     if wishes.keep_recall is not None:
         if isinstance(source.texts, NoTexts) or "embed" not in source.tasks:
-            raise UsageError("recall is kept of models that embed texts")
+            raise UsageError("--keep-recall works only for models that embed texts")
         texts_to_search = recall.texts_to_search(wishes.texts)
     limits = source.limits
     if not isinstance(source.texts, NoTexts):
@@ -198,7 +198,7 @@ def keep_recall(
 ) -> dict[str, Any]:
     """Writes int8 again with as many matrices in fp32 as the share, and the certificate, need ->
     what the manifest says of it. compare: the answers of int8 alone, as the certificate does."""
-    say(f"searching {len(texts):,} texts, to keep {share:g} of the nearest")
+    say(f"searching {len(texts):,} texts for the matrices that keep the recall at {share:g}")
     trials = recall.Trials(bundle, body, ranges)
 
     def failure(in_fp32: Sequence[str]) -> str:

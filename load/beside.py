@@ -125,7 +125,9 @@ def compare(
 
 
 def lines(first: Side, second: Side, num_texts: int, size: int, callers: int) -> list[str]:
-    report = [f"{num_texts} texts, {size} a request, {callers} callers, {len(first.rounds)} rounds"]
+    report = [
+        f"{num_texts} texts, {size} per request, {callers} callers, {len(first.rounds)} rounds"
+    ]
     for side in (first, second):
         rate = median(num_texts / seconds for seconds, _, _ in side.rounds)
         p50, p99 = np.percentile(
@@ -144,7 +146,7 @@ def lines(first: Side, second: Side, num_texts: int, size: int, callers: int) ->
     if vectors_1.shape != vectors_2.shape:
         return [
             *report,
-            f"vectors: {vectors_1.shape[1]} and {vectors_2.shape[1]} numbers: other models",
+            f"vectors: {vectors_1.shape[1]} and {vectors_2.shape[1]} numbers, so the models differ",
         ]
     norms = np.linalg.norm(vectors_1, axis=1) * np.linalg.norm(vectors_2, axis=1)
     cosines = (vectors_1 * vectors_2).sum(1) / np.maximum(norms, 1e-12)

@@ -66,7 +66,7 @@ class Run:
 
     @property
     def lost(self) -> str:
-        return f"{self.num_lost:,} were not answered{self.reason and f', most with {self.reason}'}"
+        return f"{self.num_lost:,} failed{self.reason and f', most with {self.reason}'}"
 
     def holds(self, p99_s: float) -> bool:
         return not self.num_lost and self.p99_s <= p99_s
@@ -114,19 +114,23 @@ class Capacity:
             )
         machines = self.num_machines
         if machines is None:
-            yield f"target: no number of such machines was seen to hold a p99 of {limit}"
+            yield (
+                f"target: no measured rate kept the p99 within {limit}, so the number of machines"
+                " is unknown"
+            )
         elif machines == 1:
-            yield f"target: this machine holds {goal.target:g} requests/s"
+            yield f"target: this machine can serve {goal.target:g} requests/s"
         else:
             yield f"target: {goal.target:g} requests/s need {machines} such machines"
         if goal.price_per_hour is not None and self.is_held:
             tokens_per_s = self.rate * goal.texts * goal.tokens
             price = goal.price_per_hour / 3600 / tokens_per_s * 1e6
-            yield f"price: {price:.4g} for a million tokens, at {goal.price_per_hour:g} an hour"
+            yield f"price: {price:.4g} per million tokens, at {goal.price_per_hour:g} per hour"
         if not math.isnan(share := self.bare.cpu_s / self.peak.cpu_s):
             yield (
-                f"Python: at most {100 * share:.0f} % of the CPU time of a request, so one process"
-                f" feeds {1 / share:.0f} cores at least, this one has {self.cores:.0f}"
+                f"Python: at most {100 * share:.0f} % of the CPU time of a request, so one"
+                f" process can feed at least {1 / share:.0f} cores; this machine has"
+                f" {self.cores:.0f}"
             )
 
 
@@ -197,5 +201,5 @@ def served_limits(server: Server, model: str | None) -> Limits:
     """The limits of the model, or of the only one. ValueError says what there is."""
     entries = {entry["id"]: entry for entry in json.loads(server.get("/v1/models"))["data"]}
     if model not in entries if model else len(entries) != 1:
-        raise ValueError(f"--model names one of {', '.join(entries)}")
+        raise ValueError(f"--model must be one of {', '.join(entries)}")
     return Limits.model_validate(entries[model or next(iter(entries))]["limits"])

@@ -20,7 +20,7 @@ from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.errors import StartupError
 
-MODEL = "--model names the model to ask, where a server has several"
+MODEL = "if the server has several models, choose one with --model"
 NUM_DISTINCT = 50_000
 NUM_REQUESTS = 20_000
 OF_ONE_LOAD = (
@@ -37,31 +37,31 @@ def load(words: Sequence[str]) -> None:
     arguments = parser.parse_args(words)
     option_names = _names_given(parser, words)
     if arguments.target is not None and arguments.beside is not None:
-        parser.error("--target and --beside are two measurements: give one of them")
+        parser.error("--target and --beside are different measurements: give one of them")
     load_options = [*OF_ONE_LOAD, "json", "bundle", "accept"]
 
     def refuse(names: Sequence[str], problem: str) -> None:
         """Exits with code 2 if one of these was given, also with its default."""
         for name in names:
             if name in option_names:
-                parser.error(f"--{name.replace('_', '-')} is {problem}")
+                parser.error(f"--{name.replace('_', '-')} {problem}")
 
     if arguments.target is None:
-        refuse(OF_A_TARGET, "of --target")
+        refuse(OF_A_TARGET, "needs --target")
     if arguments.beside is None:
-        refuse(OF_A_COMPARISON, "of --beside")
+        refuse(OF_A_COMPARISON, "needs --beside")
     if arguments.target is not None:
-        refuse(load_options, "not of --target")
+        refuse(load_options, "cannot be used with --target")
         _hold(arguments)
         return
     if arguments.beside is not None:
         option_names -= {"concurrency", "seconds"}
-        refuse(["precision", *load_options], "not of --beside")
+        refuse(["precision", *load_options], "cannot be used with --beside")
         _compare(arguments)
         return
-    refuse(("texts",), "of --target and --beside")
+    refuse(("texts",), "needs --target or --beside")
     if arguments.bundle is None:
-        parser.error("--bundle, --target or --beside is needed")
+        parser.error("give --bundle, --target or --beside")
     try:
         bundle = bundles.read(arguments.bundle)
     except StartupError as error:
@@ -178,7 +178,7 @@ def _run_load(
             json.dumps({"load": asdict(load), "result": entries}, indent=2) + "\n"
         )
     if figures.num_errors:
-        summary = f"{figures.num_errors} of {figures.num_answers} answers were not right"
+        summary = f"{figures.num_errors} of {figures.num_answers} answers were wrong"
         cause = reason(server, stream, figures, bundle, load.headers)
         raise SystemExit(
             f"{summary}: {cause}" if figures.num_errors == figures.num_answers else summary
@@ -191,7 +191,7 @@ def reason(
     """figures: of this stream, with errors. A rejection's words need one more request."""
     kinds = ", ".join(figures.errors)
     if WRONG in figures.errors:
-        return f"{kinds}: the answers are not those of {bundle.ref}, which --bundle gives; {MODEL}"
+        return f"{kinds}: the answers differ from the answers of {bundle.ref} (--bundle); {MODEL}"
     message = ""
     try:
         if any(kind.isdigit() for kind in figures.errors):
@@ -205,7 +205,9 @@ def reason(
     except (OSError, HTTPException):
         pass
     return (
-        f"{kinds}: {message}. The requests are made for {bundle.ref}; {MODEL}" if message else kinds
+        f"{kinds}: {message}. The requests were generated for {bundle.ref}; {MODEL}"
+        if message
+        else kinds
     )
 
 
@@ -223,17 +225,20 @@ def _stream(arguments: argparse.Namespace, bundle: Bundle) -> Stream:
     if tensors := bundle.manifest.as_it_is:
         if len(tensors) > 1:
             raise ValueError(
-                f"{bundle.ref} answers with {len(tensors)} tensors: one can be compared"
+                f"{bundle.ref} answers with {len(tensors)} tensors, only models with one"
+                " tensor can be compared"
             )
         head = tensors[0].name in bundle.manifest.heads or bundle.rows_are_tokens
         profile = replace(profile, output=tensors[0].name if head else tensors[0].output)
     fields = _fields(arguments)
     if arguments.unique and arguments.zipf is not None:
-        raise ValueError("--unique repeats no sequence, --zipf does: give one of them")
+        raise ValueError(
+            "--unique excludes repeated sequences and --zipf needs them: give one of them"
+        )
     if arguments.distinct is not None and arguments.zipf is None:
-        raise ValueError("--distinct is of --zipf")
+        raise ValueError("--distinct needs --zipf")
     if arguments.requests is not None and arguments.zipf is None and not arguments.unique:
-        raise ValueError("--requests is of --zipf and --unique: other streams do not end")
+        raise ValueError("--requests needs --zipf or --unique: other streams do not end")
     num_requests = NUM_REQUESTS if arguments.requests is None else arguments.requests
     if arguments.unique:
         return unique(profile, limits, num_requests, seed, fields)
@@ -278,48 +283,66 @@ def table(figures: Mapping[str, object]) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="addnorm load",
-        description="Loads a server, checks every answer, and prints a table.",
+        description="Load-tests a server, checks every answer and prints a table.",
         epilog="Example: addnorm load --bundle bundles/all-minilm-l6-v2/1 --model "
         "all-minilm-l6-v2 --seconds 5",
     )
     add = parser.add_argument
-    add("--url", default="http://127.0.0.1:8000")
+    add("--url", default="http://127.0.0.1:8000", help="address of the server")
     of_bundle = (
-        "what the server serves: <bundles>/<name>/<version>; needed unless --target is given"
+        "the served bundle, <bundles>/<name>/<version>; required unless --target or --beside"
+        " is given"
     )
     add("--bundle", type=Path, help=of_bundle)
-    add("--profile", choices=PROFILES, default="small")
+    add("--profile", choices=PROFILES, default="small", help="lengths and number of the sequences")
     # the share of the profile's sequences that repeats, and how much of it is computed alone
-    of_zipf = "repeats: every sequence is drawn from a pool, the i-th with i^-EXPONENT"
+    of_zipf = (
+        "repeat sequences: draw each from a pool, the i-th with probability proportional to"
+        " i^-EXPONENT"
+    )
     add("--zipf", type=float, metavar="EXPONENT", help=of_zipf)
-    add("--distinct", type=_positive, help=f"sequences in the pool of --zipf ({NUM_DISTINCT:,})")
-    add("--unique", action="store_true", help="no sequence is sent twice")
+    add(
+        "--distinct",
+        type=_positive,
+        help=f"with --zipf: number of sequences in the pool (default: {NUM_DISTINCT:,})",
+    )
+    add("--unique", action="store_true", help="send no sequence twice")
     of_requests = (
-        f"of --zipf and --unique, made in advance; the last ends the run ({NUM_REQUESTS:,})"
+        "with --zipf or --unique: number of requests, generated in advance; the run ends"
+        f" after the last (default: {NUM_REQUESTS:,})"
     )
     add("--requests", type=_positive, help=of_requests)
     alone = (
-        "compute so many of the answered sequences, drawn by a seed, instead of all; the answers to"
-        " each of the others must be equal"
+        "compute a random N of the answered sequences alone, instead of all; for each other"
+        " sequence, check only that its answers are equal"
     )
     add("--most-alone", type=_positive, metavar="N", help=alone)
-    of_callers = "callers; with --rate the most connections"
+    of_callers = "number of concurrent callers; with --rate the largest number of connections"
     add("--concurrency", type=_positive, default=8, help=of_callers)
-    of_rate = "open loop: Poisson arrivals a second; latency from the intended time"
+    of_rate = "open loop: Poisson arrivals per second; latency is measured from the scheduled time"
     add("--rate", type=_above_zero, help=of_rate)
-    add("--seconds", type=_above_zero, default=10.0)
-    add("--warm-up", type=_not_negative, default=1.0, metavar="SECONDS")
-    of_key = "environment variable that holds the API key"
+    add("--seconds", type=_above_zero, default=10.0, help="length of the run (default: 10)")
+    add(
+        "--warm-up",
+        type=_not_negative,
+        default=1.0,
+        metavar="SECONDS",
+        help="part of the run that is not counted (default: 1)",
+    )
+    of_key = "environment variable with the API key"
     add("--api-key-env", metavar="VARIABLE", help=of_key)
-    add("--precision", help="sent in each body, and that of the reference")
-    add("--model", help="sent in each body; needed where several models are served")
-    of_type = "media type of the answers: application/vnd.safetensors, or JSON by default"
+    add("--precision", help="precision of the requests and of the reference")
+    add("--model", help="model of the requests; required if the server has several models")
+    of_type = "media type of the answers: application/vnd.safetensors or JSON (default: JSON)"
     add("--accept", help=of_type)
-    of_bits = f"instead of equal bits; {NAIVE_TOLERANCE:g} for other servers"
+    of_bits = (
+        f"largest difference allowed, instead of equal bits; use {NAIVE_TOLERANCE:g} for other"
+        " servers"
+    )
     add("--tolerance", type=float, help=of_bits)
-    add("--pid", type=int, help="the server's process, to read its CPU time and memory")
-    add("--seed", type=int, default=0)
-    add("--json", type=Path, help="where to write the result")
+    add("--pid", type=int, help="process id of the server; adds its CPU time and memory")
+    add("--seed", type=int, default=0, help="random seed of the requests (default: 0)")
+    add("--json", type=Path, help="file for the result")
     _add_other_measurements(parser)
     return parser
 
@@ -335,25 +358,46 @@ def _names_given(parser: argparse.ArgumentParser, words: Sequence[str]) -> set[s
 def _add_other_measurements(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     of_target = (
-        "a second: says whether this server holds them, and how many machines would; answers are"
-        " computed, never cached, and not compared"
+        "requests per second: report whether this server can handle this rate, and how many such"
+        " machines are needed; answers are neither cached nor compared"
     )
     add("--target", type=_above_zero, metavar="REQUESTS", help=of_target)
-    add("--texts", type=_positive, default=1, help="of --target and --beside: in a request (1)")
-    add("--tokens", type=_positive, default=60, help="of --target: of a text, on average (60)")
-    of_p99 = "of --target: what 99 of 100 requests may take (200)"
+    add(
+        "--texts",
+        type=_positive,
+        default=1,
+        help="with --target or --beside: texts per request (default: 1)",
+    )
+    add(
+        "--tokens",
+        type=_positive,
+        default=60,
+        help="with --target: average number of tokens per text (default: 60)",
+    )
+    of_p99 = "with --target: latency limit for 99 of 100 requests (default: 200)"
     add("--p99-ms", type=_above_zero, default=200.0, help=of_p99)
-    of_price = "of --target: what such a machine costs; says what a million tokens cost"
+    of_price = "with --target: price of one machine per hour; adds the cost of a million tokens"
     add("--price-per-hour", type=_above_zero, metavar="P", help=of_price)
     add(
         "--beside",
         metavar="URL",
-        help="another server of /v1/embeddings, of any make: both get the same texts in turn; the"
-        " URL may have the path before /embeddings, such as http://localhost:8080/v3",
+        help="any other server with /v1/embeddings: both get the same texts in turn; the URL may"
+        " include the path before /embeddings, such as http://localhost:8080/v3",
     )
-    add("--beside-model", metavar="NAME", help="the model's name there; that of --model without")
-    add("--beside-key-env", metavar="VARIABLE", help="as --api-key-env, for that server")
-    of_file = "of --beside: a text a line, in place of 256 pieces of Python's documentation"
+    add(
+        "--beside-model",
+        metavar="NAME",
+        help="model name at the --beside server (default: --model)",
+    )
+    add(
+        "--beside-key-env",
+        metavar="VARIABLE",
+        help="environment variable with the API key of the --beside server",
+    )
+    of_file = (
+        "with --beside: file with one text per line, instead of 256 pieces of Python's"
+        " documentation"
+    )
     add("--texts-file", type=Path, help=of_file)
 
 

@@ -127,7 +127,7 @@ class Reference:
                 entries = sorted(orjson.loads(body)["data"], key=lambda entry: entry["index"])
                 got = np.array([entry["embedding"] for entry in entries], np.float32)
         except (ValueError, KeyError, TypeError, SafetensorError):
-            return "not the answer asked for"
+            return "the answer does not match the request"
         return None if self._is_right(request, got) else WRONG
 
     def _is_right(self, request: Request, got: Floats) -> bool:

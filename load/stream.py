@@ -187,8 +187,8 @@ def distinct(
                 sequences.setdefault(key, sequence)
         if len(sequences) < num and len(sequences) - num_before < MIN_NEW * num_drawn:
             raise TooFewSequences(
-                f"found {len(sequences):,} distinct sequences of at most {longest} tokens from a "
-                f"vocabulary of {limits.vocab_size:,}; {num:,} are wanted: ask for fewer"
+                f"found {len(sequences):,} distinct sequences of at most {longest} tokens from a"
+                f" vocabulary of {limits.vocab_size:,}; {num:,} are needed: lower the number"
             )
     return list(islice(sequences.values(), num))
 
@@ -214,7 +214,9 @@ def zipf(
 ) -> Stream:
     """Every sequence of every request is drawn from `num_distinct` ones by Zipf's law."""
     if not 0 <= exponent < np.inf:
-        raise ValueError(f"the exponent of Zipf's law is 0 or more and finite, not {exponent}")
+        raise ValueError(
+            f"the exponent of Zipf's law must be finite and at least 0, not {exponent}"
+        )
     draws = np.random.default_rng([seed, 1])
     sizes = _sizes(profile, num_requests, draws)
     pool = distinct(profile, limits, num_distinct, draws)
@@ -241,7 +243,7 @@ def unique(
 def _sizes(profile: Profile, num_requests: int, draws: np.random.Generator) -> list[int]:
     """Sequences of each request."""
     if profile.exact:
-        raise ValueError("this profile sets the lengths of a whole request: take another")
+        raise ValueError("this profile sets the lengths of a whole request: choose another")
     sizes: list[int] = draws.integers(
         profile.min_sequences, profile.max_sequences, num_requests, endpoint=True
     ).tolist()

@@ -28,11 +28,11 @@ def serve(arguments: Sequence[str]) -> None:
     parser = _serve_parser()
     options = parser.parse_args(arguments)
     if options.models and options.bundles:
-        parser.error("name models, or a folder of bundles with --bundles")
+        parser.error("give either models or --bundles, not both")
     if options.precision and not options.models:
         parser.error(
-            "--precision is of models that are named; bundles have their own: `addnorm export"
-            " --precision`"
+            "--precision applies only to models on the command line; for a bundle, set it at the"
+            " export: `addnorm export --precision`"
         )
     open_standard_files()
     logs.configure("info")  # until the settings are read
@@ -83,7 +83,7 @@ def where_kept(home: Callable[[], Path] = Path.home) -> str:
         caches = os.environ.get("XDG_CACHE_HOME") or home() / ".cache"
     except RuntimeError:  # HOME is not set, and the system's list of users lacks this one
         raise StartupError(
-            "this user has no home folder to keep bundles in: name a folder with --kept DIR"
+            "this user has no home folder for the cached bundles: choose a folder with --kept DIR"
         ) from None
     return str(Path(caches) / "addnorm")
 
@@ -96,7 +96,7 @@ def aliases_of(models: Sequence[str]) -> dict[str, str]:
 
 def settings(arguments: Sequence[str]) -> None:
     """Prints every setting in force, and where it comes from."""
-    parser = _parser("settings", "Lists the settings in force.", "addnorm settings --port 9000")
+    parser = _parser("settings", "Lists the current settings.", "addnorm settings --port 9000")
     options = _set_options(parser.parse_args(arguments))
     logs.configure("info")
     with _one_line():
@@ -108,8 +108,8 @@ def sign(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="addnorm sign",
         description=(
-            "Signs all files of a bundle in the OpenSSF Model Signing format. `addnorm verify` and"
-            " any other change of a file make the signature invalid: sign last."
+            "Signs all files of a bundle in the OpenSSF Model Signing format. Sign last: `addnorm"
+            " verify`, or any other change to a file, makes the signature invalid."
         ),
         epilog="Example: addnorm sign bundles/notebook/1 --key key.pem",
     )
@@ -119,13 +119,13 @@ def sign(arguments: Sequence[str]) -> None:
         type=Path,
         required=True,
         metavar="PEM",
-        help=f"private EC key of {signature.CURVES}, without a passphrase",
+        help=f"private EC key ({signature.CURVES}) without a passphrase",
     )
     parser.add_argument(
         "--certificate",
         type=Path,
         metavar="PEM",
-        help="certificate of this key, where servers trust its issuer and not the key itself",
+        help="certificate of this key, if servers trust its issuer instead of the key itself",
     )
     parser.add_argument(
         "--chain",
@@ -133,11 +133,11 @@ def sign(arguments: Sequence[str]) -> None:
         action="append",
         default=[],
         metavar="PEM",
-        help="certificates between it and the one that servers trust; may be repeated",
+        help="intermediate certificate between it and the trusted one; may be repeated",
     )
     options = parser.parse_args(arguments)
     if options.chain and not options.certificate:
-        parser.error("--chain is of a --certificate")
+        parser.error("--chain needs --certificate")
     with _one_line():
         bundle = bundles.read(options.bundle)
         files = signature.sign(bundle.path, options.key, options.certificate, options.chain)
@@ -148,30 +148,34 @@ def sign(arguments: Sequence[str]) -> None:
 def _serve_parser() -> argparse.ArgumentParser:
     parser = _parser(
         "serve",
-        "Serves models, or a folder of bundles. A model is exported first, unless it was before.",
+        "Serves models, or a folder of bundles. A model is exported at its first start, and"
+        " then cached.",
         "addnorm serve sentence-transformers/all-MiniLM-L6-v2 --precision int8 --port 9000",
     )
     parser.add_argument(
         "models",
         nargs="*",
         metavar="ORG/NAME[@REVISION]|DIR",
-        help="models of the Hugging Face hub, or folders of checkpoints",
+        help="model on the Hugging Face hub, or folder of a checkpoint",
     )
     parser.add_argument(
         "--bundles",
         type=Path,
-        help="folder of <name>/<version>/ (bundles, where no model is named)",
+        help="folder with bundles <name>/<version>/ (default, if no model is given: bundles)",
     )
     parser.add_argument(
         "--precision",
         metavar="P[,P]",
-        help="of the models that are named; the first is for requests that name none (fp32)",
+        help=(
+            "precisions of the models on the command line; requests without a precision use the"
+            " first (default: fp32)"
+        ),
     )
     parser.add_argument(
         "--kept",
         metavar="DIR",
-        help="where their bundles are kept for the next start ($XDG_CACHE_HOME/addnorm, or"
-        " ~/.cache/addnorm)",
+        help="folder that caches their bundles for the next start (default: $XDG_CACHE_HOME/addnorm"
+        " or ~/.cache/addnorm)",
     )
     return parser
 

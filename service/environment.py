@@ -46,11 +46,11 @@ def read_settings(**options: Any) -> Settings:
             if variable == KEYS or not is_blank(os.environ[variable]):
                 values[name] = os.environ[variable]
             elif variable in GUARDS:
-                log.warning("%s is empty: it counts as not set", variable)
+                log.warning("%s is empty, so it is treated as not set", variable)
         elif not name.startswith(OF_KUBERNETES):
             close = get_close_matches(name, Settings.model_fields, 1)
             hint = f"did you mean {PREFIX}{close[0].upper()}?" if close else LIST
-            log.warning("%s is no setting: %s", variable, hint)
+            log.warning("%s is not a setting: %s", variable, hint)
     try:
         return Settings.model_validate(values | options)
     except ValidationError as error:
@@ -76,7 +76,9 @@ def vertex_routes() -> dict[tuple[str, str], str]:
     for variable, (method, target) in VERTEX_ROUTES.items():
         if path := os.environ.get(variable):
             if not path.startswith("/"):
-                raise StartupError(f"{variable}={path}: a path begins with /; correct or unset it")
+                raise StartupError(
+                    f"{variable}={path}: a path must begin with /; correct or unset it"
+                )
             routes[method, path] = target
     return routes
 
@@ -86,8 +88,8 @@ def check_metrics_folder() -> None:
     folder = os.environ.get(METRICS_FOLDER)
     if folder and not (os.path.isdir(folder) and os.access(folder, os.W_OK)):
         raise StartupError(
-            f"{METRICS_FOLDER}={folder}: there is no such folder that this user may write to; make"
-            " it, or unset the variable"
+            f"{METRICS_FOLDER}={folder}: this user cannot write to the folder, or it does not"
+            " exist; create it, or unset the variable"
         )
 
 

@@ -135,7 +135,7 @@ class OutOfScope(ServiceError):
     """The API key lacks the scope for this path."""
 
     status, type, code = 403, "permission_error", "insufficient_permissions"
-    remedy = "Use a key with the scope that the message names."
+    remedy = "Use a key with the scope in the message."
     is_rejection = True
 
 
@@ -151,7 +151,7 @@ class ForeignPage(ServiceError):
     127.0.0.1 by another name than localhost."""
 
     status, type, code = 403, "permission_error", "foreign_page"
-    remedy = "Name the page's origin in `ADDNORM_CORS_ORIGINS`, or set API keys."
+    remedy = "Add the page's origin to `ADDNORM_CORS_ORIGINS`, or set API keys."
     is_rejection = True
 
 
@@ -166,7 +166,7 @@ class ModelNotFound(NotFound):
     """There is no such model or version."""
 
     code = "model_not_found"  # OpenAI's clients look for it
-    remedy = "Use one that the message lists."
+    remedy = "Use a model from the list in the message."
 
 
 class MethodNotAllowed(ServiceError):
@@ -180,7 +180,7 @@ class NotAcceptable(ServiceError):
     """`accept` asks for safetensors, which this route does not write."""
 
     status, type, code = 406, "invalid_request_error", "not_acceptable"
-    remedy = "Ask for one that the message lists."
+    remedy = "Send a type from the list in the message."
 
 
 class RequestTimeout(ServiceError):
@@ -202,7 +202,7 @@ class UnsupportedMediaType(ServiceError):
     """The server cannot read this `content-type` or `content-encoding`."""
 
     status, type, code = 415, "invalid_request_error", "unsupported_media_type"
-    remedy = "Send one that the message lists."
+    remedy = "Send a type from the list in the message."
 
 
 class Overloaded(ServiceError):
@@ -287,8 +287,8 @@ class NotFinite(ServiceError):
 
     def __init__(self, output: str, sequence: int) -> None:
         super().__init__(
-            f"{output} of sequence {sequence} are not finite: the model's numbers overflow for its"
-            " tokens"
+            f"{output} of sequence {sequence} are not finite: the model's numbers overflow for"
+            " its tokens"
         )
         self.output, self.sequence = output, sequence
 
@@ -345,7 +345,7 @@ class Expired(ServiceError):
     """The deadline passed, or this request alone needs more time than it has."""
 
     status, code, is_rejection = 504, "deadline_exceeded", True
-    remedy = "Allow more time, or ask for less in one request."
+    remedy = "Allow more time, or send less in one request."
 
 
 class StartupError(Exception):

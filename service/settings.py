@@ -25,134 +25,140 @@ class Settings(BaseModel):
     host: str = "127.0.0.1"
     """Address to listen on. 0.0.0.0 to be reached from other machines, :: over IPv6 too."""
     port: int = Field(8000, ge=0, le=65535)
-    """Port to listen on. 0 takes a free one."""
+    """Port to listen on. 0 chooses a free one."""
     socket: Path | None = None
-    """Unix socket to listen on, in place of host and port; only this user may connect. Set it where
-    all callers are programs of one desktop."""
+    """Unix socket to listen on, instead of host and port; only this user can connect. Set it if all
+    callers are programs on the same desktop."""
     grpc_port: int | None = Field(None, ge=0, le=65535)
-    """Port of the Open Inference Protocol over gRPC, which needs the extra `grpc`; 0 takes a free
-    one. Set it for clients that speak nothing else, as KServe's gRPC router."""
+    """Port of the Open Inference Protocol over gRPC, which needs the extra `grpc`; 0 chooses a free
+    one. Set it for clients that need gRPC, such as KServe's gRPC router."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least severity that is logged. debug while looking for a fault."""
+    """Lowest severity that is logged. Set it to debug to investigate a fault."""
     provider: Literal["cpu", "cuda", "auto"] = "cpu"
-    """Where sessions run. cuda refuses to start without a GPU; auto takes one if it is there."""
+    """Device that runs the sessions. cuda does not start without a GPU; auto uses one if there is
+    one."""
     worker_threads: int = Field(0, ge=0)
-    """Concurrent session runs. 0: as many as the cores of the CPU quota, 2 on a GPU. Set it beside
-    other busy processes."""
+    """Concurrent session runs. 0: as many as the cores of the CPU quota, 2 on a GPU. Set it if
+    other processes on the machine are busy."""
     run_timeout_s: float = Field(20.0, gt=0)
-    """Longest session run; a worker that takes longer is replaced. A tenth of it is the longest
-    known-answer test of a ready server, and all of it while other work proceeds. Raise for huge
+    """Longest session run; a worker that takes longer is replaced. A ready server's known-answer
+    test may take a tenth of it, or all of it while other work proceeds. Raise it for huge
     sequences."""
     token_budget: int = Field(0, ge=0)
-    """Real tokens in one micro-batch. 0: found at warm-up. Set it where start-up is noisy."""
+    """Real tokens in one micro-batch. 0: measured at warm-up. Set it if start-up timing is
+    noisy."""
     timeout_s: float = Field(30.0, gt=0)
-    """Deadline of a request that sends no x-request-timeout-ms. Match it to your clients'."""
+    """Deadline of a request without the header x-request-timeout-ms. Match it to the timeout of
+    your clients."""
     bulk_timeout_s: float = Field(600.0, gt=0)
-    """Longest deadline of a bulk request, as one of more than 1,024 sequences or 65,536 tokens,
-    that sends no x-request-timeout-ms; within it the deadline follows its size. Match it to your
-    indexing clients'."""
+    """Longest deadline of a bulk request (more than 1,024 sequences or 65,536 tokens) without the
+    header x-request-timeout-ms; up to it, the deadline grows with the size. Match it to the timeout
+    of your indexing clients."""
     grace_s: float = Field(30.0, gt=0)
-    """Longest drain after SIGTERM or SIGHUP; a second later the process has ended. Keep it below
-    the orchestrator's own kill delay."""
+    """Longest drain after SIGTERM or SIGHUP; the process ends at most a second later. Keep it below
+    the orchestrator's kill delay."""
     invariance_check_share: float = Field(0.001, ge=0, le=1)
-    """Share of micro-batches computed again alone when idle, and compared. Raise on new hardware;
-    0: none."""
+    """Share of micro-batches whose sequences are computed again alone and compared, while the
+    server is idle. Raise it on new hardware; 0: none."""
     watch_s: float = Field(0.0, ge=0)
-    """How often the bundle folder is looked at for versions to load or unload. 0: never."""
+    """Seconds between checks of the bundle folder for versions to load or unload. 0: never."""
     idle_unload_s: float = Field(0.0, ge=0)
-    """How long a model keeps its sessions while nobody asks for it; the next request waits until it
-    is loaded again. Set it on a desktop; 0: always."""
+    """Time without requests after which a model's sessions are unloaded; the next request waits
+    until they are loaded again. Set it on a desktop; 0: never."""
     idle_exit_s: float = Field(0.0, ge=0)
-    """The process ends after so long without a request, probes aside. Set it where the first caller
-    starts the server; 0: never."""
+    """Time without requests after which the process ends; probes do not count. Set it if the first
+    caller starts the server; 0: never."""
     cache_bytes: int = Field(64 * MIB, ge=0)
-    """Bytes of results held, so that a repeated sequence is not computed again. Raise where traffic
-    repeats; 0: nothing is held, and equal sequences of one request are computed each."""
+    """Bytes of cached results, so that a repeated sequence is not computed again. Raise it if
+    traffic repeats; 0: no cache, and equal sequences in one request are each computed."""
     max_sequences: int = Field(2048, ge=1)
-    """Sequences in one request. Raise for clients that send more at once."""
+    """Largest number of sequences in one request. Raise it for clients that send more at once."""
     max_tokens: int = Field(300_000, ge=1)
-    """Real tokens in one request. Raise for clients that send more at once."""
+    """Largest number of real tokens in one request. Raise it for clients that send more at once."""
     max_padded_tokens: int = Field(300_000, ge=1)
-    """Tokens, pads included, in one request. Raise for sparse grids."""
+    """Largest number of tokens in one request, padding included. Raise it for sparse grids."""
     max_body_bytes: int = Field(16 * MIB, ge=1)
-    """Bytes of a request body. Raise for very wide grids."""
+    """Largest request body in bytes. Raise it for very wide grids."""
     max_json_bytes: int = Field(8 * MIB, ge=1)
-    """Bytes of JSON in a body; parsing holds up other requests. Raise for indented grids."""
+    """Largest JSON in a body, in bytes; parsing delays other requests. Raise it for indented
+    grids."""
     max_response_bytes: int = Field(256 * MIB, ge=1)
-    """Bytes of an answer, estimated before any work. Raise where memory allows."""
+    """Largest answer in bytes, estimated before any work. Raise it if there is enough memory."""
     max_queue_tokens: int = Field(65_536, ge=1)
-    """Real tokens that may wait; one API key may hold 16/17 of them for one model. Raise for
-    bursts."""
+    """Real tokens that may wait in the queue; one API key may use 16/17 of them for one model.
+    Raise it for bursts."""
     max_pending_response_bytes: int = Field(512 * MIB, ge=1)
-    """Bytes of all answers being made or sent, and of the rows that are kept for them; one API key
-    may hold 8/9 of them. Lower where memory is short."""
+    """Bytes of all answers being computed or sent, including their rows; one API key may use 8/9 of
+    them. Lower it if memory is short."""
     max_pending_body_bytes: int = Field(256 * MIB, ge=1)
-    """Bytes of all bodies being received or read, of what is read of them, and of texts being
-    tokenized; one API key may hold 8/9 of them. Lower where memory is short."""
+    """Bytes of all bodies being received or parsed, of the parsed values, and of texts being
+    tokenized; one API key may use 8/9 of them. Lower it if memory is short."""
     max_run_bytes: int = Field(0, ge=0)
-    """Bytes that the run of one sequence may hold, of models served as their authors wrote them:
-    longer ones are rejected. All runs together hold at most twice as much. 0: a quarter of the
-    memory of the machine or container. Raise where long texts are rejected and memory is free."""
+    """Bytes that the run of one sequence may use, for models served as their authors wrote them:
+    longer sequences are rejected. All runs together use at most twice as much. 0: a quarter of the
+    memory of the machine or container. Raise it if long texts are rejected and memory is free."""
     max_connections: int = Field(1024, ge=1)
-    """Connections answered; more get 503. gRPC has as many of its own. Lowered at start where
-    `ulimit -n` is less than twice as many, with gRPC four times. Raise both for many callers."""
+    """Open connections; more get 503. gRPC has the same limit again. It is lowered at start if
+    `ulimit -n` is less than twice as high, or four times with gRPC. Raise both for many callers."""
     keep_alive_s: int = Field(75, ge=1)
-    """How long a connection without a request is kept. Set it above the idle timeout of a balancer
-    in front (Amazon's 60, Google's 600), which else may send into a closed one."""
+    """Seconds until a connection without a request is closed. Set it above the idle timeout of a
+    load balancer in front (Amazon 60, Google 600), which may otherwise send into a closed
+    connection."""
     body_timeout_s: float = Field(30.0, gt=0)
-    """Longest a request's head may take to arrive, and its body. Raise for slow networks."""
+    """Time limit for the arrival of a request's head, and of its body. Raise it for slow
+    networks."""
     send_timeout_s: float = Field(60.0, gt=0)
-    """Longest a caller may take to read an answer. Raise for slow networks."""
+    """Time limit for a caller to read an answer. Raise it for slow networks."""
     api_keys_file: Path | None = None
-    """File of API keys, a line each: `name scopes key [limit]`. Set it wherever callers are not all
-    trusted."""
+    """File of API keys, one per line: `name scopes key [limit]`. Set it unless you trust all
+    callers."""
     api_keys: SecretStr | None = None
-    """The same in place of a file, `;` between keys. For where only variables can be set."""
+    """API keys as in api_keys_file, separated by `;`. Use it if you can set only variables."""
     cors_origins: str | None = None
-    """Origins whose pages may call from a browser, commas between. Set it for a web page of
-    yours."""
+    """Origins whose pages may call from a browser, separated by commas. Set it for your own web
+    pages."""
     tls_cert: Path | None = None
-    """Certificate chain, PEM; read again when it changes. With tls_key, serves HTTPS where no proxy
-    does."""
+    """Certificate chain, PEM; read again when it changes. Set it with tls_key to serve HTTPS
+    without a proxy."""
     tls_key: Path | None = None
     """Private key of tls_cert, PEM, without a passphrase."""
     admin: bool = False
-    """Whether /v2/repository may load and unload models. Only where callers are trusted."""
+    """Whether /v2/repository may load and unload models. Set it only if you trust all callers."""
     trusted_keys: str | None = None
-    """Files of public keys and certificates, PEM, commas between. A bundle that is signed by none
-    of them is refused. Set it where bundles come from elsewhere."""
+    """Files of public keys and certificates, PEM, separated by commas. Bundles that are not signed
+    by one of them are refused. Set it if your bundles come from elsewhere."""
     require_reference: bool = False
     """Whether bundles are refused unless they were compared with their authors' program, or with
-    the module that their weights come from. Set it where others hand you bundles."""
+    the module that their weights come from. Set it if you get bundles from others."""
     trust_token_ids: bool = False
-    """Whether routes for texts take token ids that do not begin and end with the model's special
-    tokens. Set it where every client sends ids of the model's own vocabulary."""
+    """Whether routes for texts accept token ids that do not begin and end with the model's special
+    tokens. Set it if every client sends ids of the model's vocabulary."""
     truncate: bool | None = None
-    """Whether texts that are too long are cut where the request does not say. By default as what a
-    route is modelled on does. Set it to true for clients that send long texts to /v1/embeddings and
-    have no field for it."""
+    """Whether texts that are too long are truncated if the request does not set it. By default each
+    route does as the API that it follows. Set it to true for clients that send long texts to
+    /v1/embeddings and have no field for it."""
     default_models: dict[str, str] = {}
-    """Models of requests that name none, as rerank=NAME,embed=NAME. Set it where several models can
-    do what a client without a model field asks for."""
+    """Models of requests without a model, as rerank=NAME,embed=NAME. Set it if several models can
+    do the task of a client without a model field."""
     aliases: dict[str, str] = {}
     """Other names of models, as
     text-embedding-3-small=NAME,questions=NAME?prompt=query&precision=int8&dimensions=256. Set it
-    where clients insist on names of their own."""
+    for clients with fixed model names."""
     versions: dict[str, str] = {}
-    """What a model's bare name means, as NAME=1,OTHER=2; by default its latest version. Set it
-    where a new folder must not answer at once."""
+    """Versions of models that are requested without one, as NAME=1,OTHER=2; by default the latest.
+    Set it if a new version must not be used at once."""
     answer_versions: bool = False
-    """Whether answers have NAME/VERSION as their model. Set it where callers store vectors and do
-    not keep the fingerprint."""
+    """Whether answers have NAME/VERSION as their model. Set it if callers store vectors without the
+    fingerprint."""
     default_precision: Literal["fp32", "fp16", "int8"] | None = None
-    """Precision of requests that name none, of models that have it. Set it where clients cannot ask
-    for int8; by default each bundle says."""
+    """Precision of requests without one, for models that have it; by default each bundle's default.
+    Set it if clients cannot request int8."""
 
     @field_validator("trusted_keys")
     @classmethod
     def _names_a_file(cls, value: str | None) -> str | None:
         if value is not None and not value.replace(",", " ").strip():
-            raise ValueError("it names no file")
+            raise ValueError("it must contain a file")
         return value
 
     @field_validator("default_models", "aliases", "versions", mode="before")
@@ -168,7 +174,7 @@ class Settings(BaseModel):
                 form = FORMS[str(info.field_name)]
                 raise ValueError(f"{entry!r} is not of the form {form}")
             if key in names:
-                raise ValueError(f"{key} stands there twice")
+                raise ValueError(f"{key} occurs twice")
             names[key] = name
         return names
 

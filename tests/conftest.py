@@ -121,15 +121,15 @@ def exports_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 def routes_documented_once() -> Iterator[None]:
     """FastAPI takes a seventh of a second for the routes of each server, and each certificate
     builds two. Equal routes are one here."""
-    known = defaultdict[str, list[tuple[dict[str, Any], BaseRoute]]](list)
+    routes_by_path = defaultdict[str, list[tuple[dict[str, Any], BaseRoute]]](list)
     add = FastAPI.add_api_route
 
     def add_known(app: FastAPI, path: str, **options: Any) -> None:
-        route = next((route for made, route in known[path] if made == options), None)
+        route = next((route for body, route in routes_by_path[path] if body == options), None)
         if route is None:
             add(apart := FastAPI(), path, **options)
             route = apart.router.routes[-1]
-            known[path].append((options, route))
+            routes_by_path[path].append((options, route))
         app.router.routes.append(route)
 
     schemas = mock.patch.object(openapi, "body_schema", cache(openapi.body_schema))

@@ -38,7 +38,7 @@ def map_body(context: Any, body: Any) -> Any:
         scored = {field: value for field, value in body.items() if field not in FOREIGN}
         return scored | {"max_tokens": 1, "temperature": 0}
     if path == "/v1/fill-mask" and isinstance(texts := body.get("texts"), list):
-        body["texts"] = [f"{one} [MASK]" if isinstance(one, str) else one for one in texts]
+        body["texts"] = [f"{text} [MASK]" if isinstance(text, str) else text for text in texts]
     if path == "/v1/zero-shot" and length % 4:
         body["hypothesis_template"] = "the {}"
     return body

@@ -33,8 +33,8 @@ LAYERS = (
 
 def module_of(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
-    own = () if parts[0] in AROUND else ("addnorm",)
-    return ".".join((*own, *parts)).removesuffix(".__init__")
+    ours = () if parts[0] in AROUND else ("addnorm",)
+    return ".".join((*ours, *parts)).removesuffix(".__init__")
 
 
 def sources(*packages: str) -> list[Path]:
@@ -60,12 +60,12 @@ def test_benchmarks_import_no_tests() -> None:
 
 
 def test_imports_within_service_run_downward_only() -> None:
-    found = {
+    names = {
         path.stem if path.is_file() else path.name
         for path in (ROOT / "service").glob("[a-z]*")
         if path.suffix == ".py" or (path / "__init__.py").exists()
     }
-    assert found == set(LAYERS), "a part of service is missing from LAYERS"
+    assert names == set(LAYERS), "a part of service is missing from LAYERS"
     for path in sources("service"):
         own = path.relative_to(ROOT / "service").with_suffix("").parts[0]
         if own == "__init__":
@@ -82,12 +82,12 @@ def test_no_dialect_imports_another() -> None:
     a protocol. Paths that several have are put together in files beside them."""
     protocols = ROOT / "service" / "dialects"
     of_several = {"shared_paths"}
-    found = {
+    dialects = {
         path.relative_to(protocols).parts[0].removesuffix(".py")
         for path in (*protocols.glob("*/__init__.py"), *protocols.glob("[a-z]*.py"))
         if re.search(r"= Protocol\(|return Protocol\(", path.read_text())
     } - of_several
-    assert {"cohere", "native", "ollama", "openai", "tei", "vllm"} <= found
+    assert {"cohere", "native", "ollama", "openai", "tei", "vllm"} <= dialects
     for path in protocols.rglob("*.py"):
         own = path.relative_to(protocols).parts[0].removesuffix(".py")
         if own in of_several:
@@ -97,25 +97,25 @@ def test_no_dialect_imports_another() -> None:
             for name in imported(path)
             if name.startswith("addnorm.service.dialects.")
         }
-        assert not used & found - {own}, path
+        assert not used & dialects - {own}, path
 
 
 def test_answers_of_vectors_and_of_rankings_are_made_in_one_place_each() -> None:
     """A header or a field for all rerank answers is one edit."""
     paths = sources("service/dialects", "service/wire")
-    for made, word in (("ranked", r"\bbest\("), ("pooled", r"\.value\(Pooled\)")):
-        found = {path.name for path in paths if re.search(word, path.read_text())}
-        assert found == {"json_answers.py"}, made
+    for word_of, word in (("ranked", r"\bbest\("), ("pooled", r"\.value\(Pooled\)")):
+        names = {path.name for path in paths if re.search(word, path.read_text())}
+        assert names == {"json_answers.py"}, word_of
 
 
 def test_code_for_gpus_is_entered_at_two_places_only() -> None:
     """A reader may skip it: where engines are chosen, and where a certificate is made again."""
-    found = {
+    paths = {
         path.relative_to(ROOT).as_posix()
         for path in sources(*PACKAGES)
         if path.parent.name != "cuda" and any(".cuda." in name for name in imported(path))
     }
-    assert found == {"service/loading/loader.py", "export/verifying.py"}
+    assert paths == {"service/loading/loader.py", "export/verifying.py"}
 
 
 def test_no_file_shares_its_name() -> None:
@@ -143,7 +143,7 @@ def test_every_request_over_a_network_says_how_long_it_waits() -> None:
     """httpx's own 5 s are short on a busy machine. An application that is called in this process
     has no network, and is asked through `transport`."""
     clock = {"timeout", "transport"}
-    found = {
+    calls = {
         f"{path}:{call.lineno}"
         for path in sources(*AROUND)
         if path != ROOT / "tests" / "support" / "web.py"
@@ -153,7 +153,7 @@ def test_every_request_over_a_network_says_how_long_it_waits() -> None:
         if re.fullmatch(r"httpx\.(\w*Client|[a-z]+)", ast.unparse(call.func))
         if not clock & {str(given.arg) for given in call.keywords}
     }
-    assert not found, "tests take tests/support/web.py"
+    assert not calls, "tests take tests/support/web.py"
 
 
 def test_no_import_cycle() -> None:
@@ -168,15 +168,15 @@ def test_no_import_cycle() -> None:
 
 def test_no_import_cycle_among_the_modules_of_the_page() -> None:
     folder = ROOT / "service" / "page"
-    found = {
+    imports = {
         path.relative_to(folder).as_posix(): {
             (path.parent / name).resolve().relative_to(folder.resolve()).as_posix()
             for name in re.findall(r'^(?:import|\}) .*?"(\.{1,2}/.+?)";', path.read_text(), re.M)
         }
         for path in folder.rglob("*.js")
     }
-    assert {"inside/heat.js", "panel.js"} <= found["inside/measured.js"]
-    refuse_cycles(found)
+    assert {"inside/heat.js", "panel.js"} <= imports["inside/measured.js"]
+    refuse_cycles(imports)
 
 
 def refuse_cycles(needs: dict[str, set[str]]) -> None:
@@ -222,14 +222,14 @@ def test_no_familys_name_stands_outside_the_checkpoint_reader() -> None:
     short = "|".join(rf"\b{name}\b" for name in names if len(name) <= 3)
     named = re.compile(f"{long}|{short}", re.IGNORECASE)
     reader = ROOT / "model" / "checkpoints"
-    found = {
+    lines = {
         f"{path}:{number}: {line.strip()}"
         for path in sources("model", "export", "service")
         if reader not in path.parents
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if named.search(line)
     }
-    assert not found
+    assert not lines
 
 
 def test_the_way_to_the_pipeline_needs_no_web_framework() -> None:
@@ -252,14 +252,14 @@ import addnorm.service.wire.texts.text_tasks
 def test_no_docstring_begins_in_the_middle_of_a_sentence() -> None:
     """A docstring says first what a thing is or does: the name above it is no part of it."""
     words = r"(Of|By|With|In|As|Those)\s"
-    found = {
+    places = {
         f"{path}: {text[:60]}"
         for path in sources(*PACKAGES, *AROUND, "examples")
         if re.search(rf'"""\s*{words}', source := path.read_text())
         for text in docstrings(ast.parse(source))
         if re.match(words, text)
     }
-    assert not found
+    assert not places
 
 
 def docstrings(tree: ast.Module) -> Iterator[str]:
@@ -285,7 +285,7 @@ def test_tests_are_named_in_the_fields_words() -> None:
 
 def test_what_returns_nothing_is_named_by_a_verb() -> None:
     """`count_request(...)` acts. `answered(...)`, a participle, is for what returns a value."""
-    found = {
+    functions = {
         f"{path}:{node.lineno} {node.name}"
         for path in sources(*PACKAGES)
         if re.search(r"def \w+ed(_|\()", text := path.read_text())
@@ -295,7 +295,7 @@ def test_what_returns_nothing_is_named_by_a_verb() -> None:
         if re.match(r"_*(?!feed_|embed)[a-z]+ed(_|$)", node.name)
         if node.name != "_weighted_mean"  # into `out`, as its neighbours
     }
-    assert not found
+    assert not functions
 
 
 def test_a_request_that_is_turned_down_is_rejected() -> None:

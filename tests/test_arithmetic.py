@@ -70,10 +70,10 @@ def test_exponentials_are_exact_in_all_digits_of_float32() -> None:
 
 @pytest.mark.parametrize(("dtype", "lowest"), [(np.float32, -87), (np.float64, -708)])
 def test_exponentials_of_anything_lower_are_the_lowest(dtype: type, lowest: float) -> None:
-    made = arithmetic.exp(np.array([0, -0.0, lowest, lowest - 1, -1e30, -np.inf], dtype))
-    assert made[:2].tolist() == [1, 1]
-    assert set(made[3:].tolist()) == {made[2]}
-    assert 0 < made[2] < np.finfo(dtype).tiny * 4
+    values_made = arithmetic.exp(np.array([0, -0.0, lowest, lowest - 1, -1e30, -np.inf], dtype))
+    assert values_made[:2].tolist() == [1, 1]
+    assert set(values_made[3:].tolist()) == {values_made[2]}
+    assert 0 < values_made[2] < np.finfo(dtype).tiny * 4
 
 
 @pytest.mark.parametrize("around", [0.0, 1.0])
@@ -87,9 +87,9 @@ def test_logarithms_are_exact_in_all_digits_of_float32(around: float) -> None:
 
 def test_log1p_is_exact_from_the_smallest_number_on() -> None:
     values = np.exp2(np.linspace(-149, 127.9, 50_000)).astype(np.float32)
-    made = arithmetic.log1p(values)
-    assert made.dtype == np.float32
-    assert ulps(made, exactly("log1p", values)) < 0.51
+    logs = arithmetic.log1p(values)
+    assert logs.dtype == np.float32
+    assert ulps(logs, exactly("log1p", values)) < 0.51
     assert arithmetic.log1p(np.zeros(1, np.float32)).tolist() == [0]
 
 
@@ -110,10 +110,10 @@ def test_log_sum_exp_is_exact_and_of_its_row_alone(width: int, scale: float) -> 
 def test_sums_and_lengths_are_of_their_row_alone(width: int) -> None:
     rows = numbers(11, width)
     for function in (arithmetic.row_sums, arithmetic.lengths):
-        made = function(rows)
-        assert made.shape == (11, 1)
-        assert function(np.asfortranarray(rows)).tobytes() == made.tobytes()
-        assert np.array([function(row[None])[0] for row in rows]).tobytes() == made.tobytes()
+        bits = function(rows)
+        assert bits.shape == (11, 1)
+        assert function(np.asfortranarray(rows)).tobytes() == bits.tobytes()
+        assert np.array([function(row[None])[0] for row in rows]).tobytes() == bits.tobytes()
     exact = [[math.fsum(row)] for row in rows.tolist()]
     np.testing.assert_allclose(arithmetic.row_sums(rows), exact, rtol=1e-5, atol=1e-3)
     exact = [[math.hypot(*row)] for row in rows.tolist()]
@@ -154,17 +154,17 @@ def test_the_larger_of_two_zeros_has_no_sign(order: slice) -> None:
 
 
 def test_nothing_else_adds_up_floats_or_asks_numpy_for_functions() -> None:
-    found = {
+    calls = {
         path.relative_to(ROOT).as_posix(): list(forbidden(path))
         for package in ("service", "corpus")
         for path in (ROOT / package).rglob("*.py")
         if path.name != "arithmetic.py"
     }
-    other = {path: uses for path, uses in found.items() if uses}
-    said = "use addnorm.service.arithmetic: the bits of these may depend on the processor"
+    other = {path: uses for path, uses in calls.items() if uses}
+    message = "use addnorm.service.arithmetic: the bits of these may depend on the processor"
     assert {path: len(uses) for path, uses in other.items()} == {
         path: number for path, (number, _) in OTHER_USES.items()
-    }, f"{said}: {other}"
+    }, f"{message}: {other}"
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,10 @@ def cores(root: Path, mounts: str, cgroup: str, files: dict[str, str]) -> int:
 
 
 def write(root: Path, mounts: str, cgroup: str, files: dict[str, str]) -> None:
-    own = root / "proc/self"
-    own.mkdir(parents=True)
-    (own / "mountinfo").write_text("24 1 8:1 / / rw - ext4 /dev/sda1 rw\n" + mounts)
-    (own / "cgroup").write_text(cgroup)
+    folder = root / "proc/self"
+    folder.mkdir(parents=True)
+    (folder / "mountinfo").write_text("24 1 8:1 / / rw - ext4 /dev/sda1 rw\n" + mounts)
+    (folder / "cgroup").write_text(cgroup)
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)

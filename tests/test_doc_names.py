@@ -1,4 +1,5 @@
-"""What the documents name is there: files, headings, tests, functions, settings and metrics."""
+"""Names in documents, comments and docstrings exist: files, headings, tests, functions, classes,
+settings and metrics."""
 
 import re
 from functools import cache
@@ -32,8 +33,13 @@ def headings(page: Path) -> set[str]:
 def files() -> list[str]:
     """Paths of the repository, without what is made."""
     below = (path for folder in HOUSE.split() for path in (ROOT / folder).rglob("*"))
-    found = [path for path in (*ROOT.glob("*"), *ROOT.glob(".ci/*"), *below) if path.is_file()]
-    return [f"/{path.relative_to(ROOT)}" for path in found if "__pycache__" not in path.parts]
+    paths = [path for path in (*ROOT.glob("*"), *ROOT.glob(".ci/*"), *below) if path.is_file()]
+    return [f"/{path.relative_to(ROOT)}" for path in paths if "__pycache__" not in path.parts]
+
+
+def is_a_file(name: str) -> bool:
+    """The path of a file of ours ends so."""
+    return any(path.endswith(f"/{name}") for path in files())
 
 
 @cache
@@ -67,7 +73,7 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
         if is_ours and not name.startswith("addnorm/"):
             assert (ROOT / name).exists(), name
         elif re.search(r"\w\.(py|js)$", name):
-            assert any(path.endswith(f"/{name}") for path in files()), name
+            assert is_a_file(name), name
 
 
 @of_pages
@@ -89,11 +95,72 @@ def test_every_test_that_is_named_exists(page: Path) -> None:
 @of_pages
 def test_every_setting_and_metric_that_is_named_exists(page: Path) -> None:
     text = own_text(page)
-    known = {f"ADDNORM_{name.upper()}" for name in Settings.model_fields}
+    settings = {f"ADDNORM_{name.upper()}" for name in Settings.model_fields}
     of_deploy = source_of("docker-compose.yml") + source_of("haproxy.cfg")
     for name in set(re.findall(r"ADDNORM_[A-Z0-9_]+", text)):
-        assert any(setting.startswith(name) for setting in known) or name in of_deploy, name
+        assert any(setting.startswith(name) for setting in settings) or name in of_deploy, name
     reference = (ROOT / "docs" / "reference.md").read_text()
     metrics = set(re.findall(r"^- `(addnorm_\w+)`", reference, re.M))
     for name in set(re.findall(r"`(addnorm_\w+)`", text)):
         assert name in metrics, name
+
+
+PROSE_AND_STRINGS = re.compile(
+    r"""(\"{3}.*?\"{3})|("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|(#[^\n]*)""", re.S
+)
+# files and names of other projects, by the comment that has them
+OF_OTHERS = {
+    "corpus/ray_data.py": {"map_batches"},  # Ray
+    "examples/search/lancedb_search.py": {"create_index"},
+    "service/asking/tasks/token_bytes.py": {"encoder.py"},  # GPT-2
+    "service/engine/outputs/pooled.py": {"quantize_embeddings"},  # sentence-transformers
+    "service/server/auth.py": {"http.CrossOriginProtection"},  # Go
+    "service/server/process.py": {"nohup"},
+    "tests/support/instrumented.py": {"FastAPIInstrumentor"},  # OpenTelemetry
+    "benchmarks/report.py": {"report.md"},  # which it writes
+}
+
+
+@cache
+def code_and_prose() -> tuple[dict[str, set[str]], dict[str, str]]:
+    """By path: the words of a file's code, and its comments and docstrings. Files that are no
+    Python have words alone."""
+    words, prose = dict[str, set[str]](), dict[str, str]()
+    for path in files():
+        if not path.endswith((".py", ".js", ".json", ".toml", ".yaml", ".yml")):
+            continue
+        text = (ROOT / path[1:]).read_text()
+        if path.endswith(".py"):
+            pieces = [match[1] or match[3] or "" for match in PROSE_AND_STRINGS.finditer(text)]
+            prose[path[1:]] = "\n".join(pieces)
+            text = PROSE_AND_STRINGS.sub(lambda match: match[2] or "", text)
+        words[path[1:]] = set(re.findall(r"\w+", text))
+    return words, prose
+
+
+def test_every_file_that_a_comment_or_docstring_names_exists() -> None:
+    folders = "|".join(HOUSE.split())
+    for path, text in code_and_prose()[1].items():
+        names = re.findall(rf"(?<![\w./:-])(?:{folders})/[\w./-]*\w", text)
+        names += re.findall(r"(?<![\w./:-])[\w-]+\.(?:py|js|md)\b", text)
+        for name in set(names) - OF_OTHERS.get(path, set()):
+            assert (ROOT / name).exists() or is_a_file(name), f"{path} names {name}"
+
+
+def test_every_name_in_a_comment_or_docstring_is_in_the_code() -> None:
+    """A name between backticks is a word of some file's code; with a class before a
+    point, of a file that has this class. A setting is one of ours."""
+    words, prose = code_and_prose()
+    all_words = set[str]().union(*words.values())
+    settings = {f"ADDNORM_{name.upper()}" for name in Settings.model_fields}
+    for path, text in prose.items():
+        names = set(re.findall(r"`([A-Za-z_][\w.]*)(?:\(\))?`", text))
+        for name in names - OF_OTHERS.get(path, set()):
+            parts = set(name.split("."))
+            if name.startswith("ADDNORM_"):
+                exists = any(setting.startswith(name) for setting in settings)
+            elif re.match(r"[A-Z]\w*\.", name):
+                exists = any(parts <= words_of_file for words_of_file in words.values())
+            else:
+                exists = parts <= all_words or ("." in name and is_a_file(name))
+            assert exists, f"{path} names {name}"

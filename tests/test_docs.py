@@ -51,8 +51,8 @@ def test_a_make_target_installs_what_it_needs_and_no_more(target: str, extras: s
 
 def test_pads_are_said_to_be_dropped_and_not_to_be_free() -> None:
     """At 94 % padding it is slower: longer sequences cost more attention, which alone has pads."""
-    said = (*PAGES_OF_TEXT, ROOT / "pyproject.toml", ROOT / "service/page/playground.html")
-    for path in said:
+    places = (*PAGES_OF_TEXT, ROOT / "pyproject.toml", ROOT / "service/page/playground.html")
+    for path in places:
         text = path.read_text().lower()
         assert "padding costs nothing" not in text, path
         assert "never computed" not in text, path
@@ -126,9 +126,9 @@ def test_a_guide_asks_for_models_by_the_names_that_its_own_command_gives(guide: 
     page = (GUIDES / f"{guide}.md").read_text()
     (command,) = re.findall(r"^\S*addnorm serve (.+)$", page, re.MULTILINE)
     served = {word.rpartition("/")[2] for word in command.split() if "/" in word}
-    asked = set(re.findall(r'"?model"?[=:] ?"(.+?)"', *programs_of(guide)))
-    assert asked
-    assert asked <= served
+    models = set(re.findall(r'"?model"?[=:] ?"(.+?)"', *programs_of(guide)))
+    assert models
+    assert models <= served
 
 
 def test_each_guide_has_a_program_that_a_test_runs_and_says_what_is_not_done() -> None:
@@ -161,19 +161,19 @@ def test_the_program_for_agents_starts_the_server_that_it_asks(
 def test_systemds_unit_has_options_that_there_are() -> None:
     unit = (ROOT / "deploy" / "addnorm.service").read_text()
     (command,) = re.findall(r"^ExecStart=\S+/addnorm serve (.+)$", unit, re.MULTILINE)
-    found = service._serve_parser().parse_args(shlex.split(command))
-    assert found.models
-    assert found.idle_exit_s
+    options = service._serve_parser().parse_args(shlex.split(command))
+    assert options.models
+    assert options.idle_exit_s
     assert "SocketMode=0600" in (ROOT / "deploy" / "addnorm.socket").read_text()
 
 
 def test_the_programs_of_the_pages_on_own_models_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """They run in order, in one namespace, up to what an export does with a source."""
-    page, known = (ROOT / "docs" / "own-models.md").read_text(), dict[str, Any]()
+    page, namespace = (ROOT / "docs" / "own-models.md").read_text(), dict[str, Any]()
     sources = list[Source]()
     monkeypatch.setattr(exporting, "export", lambda source, *_: sources.append(source))
     for program in re.findall(r"```python\n(.+?)```", page, re.DOTALL):
-        exec(program, known)
+        exec(program, namespace)
     (guide,) = programs_of("own-transformer")
     exec(guide, dict[str, Any]())
     recognized, own, of_guide = sources
@@ -191,15 +191,15 @@ def test_the_programs_of_the_page_on_vector_indexes_run(
     """They run in order, in one namespace; those for databases where their packages are installed.
     Then the file that they wrote is checked."""
     monkeypatch.chdir(tmp_path)
-    page, known = (ROOT / "docs" / "vector-indexes.md").read_text(), dict[str, Any]()
+    page, namespace = (ROOT / "docs" / "vector-indexes.md").read_text(), dict[str, Any]()
     for program in re.findall(r"```python\n(.+?)```", page, re.DOTALL):
         packages = re.findall(r"^(?:from|import) (\w+)", program, re.MULTILINE)
         if all(map(find_spec, packages)):
-            exec(program.replace("localhost:8000", text_url.removeprefix("http://")), known)
+            exec(program.replace("localhost:8000", text_url.removeprefix("http://")), namespace)
     with pytest.raises(SystemExit) as ended:
         corpus.check(["vectors.parquet", "--url", text_url, "--json", "report.json"])
-    found = json.loads(Path("report.json").read_text())
-    assert (ended.value.code, found["fingerprint"]["equal"]) == (0, True)
+    figures = json.loads(Path("report.json").read_text())
+    assert (ended.value.code, figures["fingerprint"]["equal"]) == (0, True)
 
 
 def test_the_page_on_vector_indexes_has_every_option_verdict_and_part() -> None:
@@ -232,8 +232,8 @@ REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 
 
 def test_deployment_files_name_metrics_that_exist() -> None:
-    known = set(re.findall(r"`(addnorm_\w+)`", REFERENCE))
-    known |= {f"{name}_{suffix}" for name in known for suffix in ("bucket", "sum", "count")}
+    metrics = set(re.findall(r"`(addnorm_\w+)`", REFERENCE))
+    metrics |= {f"{name}_{suffix}" for name in metrics for suffix in ("bucket", "sum", "count")}
     for path in (ROOT / "deploy").rglob("*.*"):
         used = set(re.findall(r"\baddnorm_\w+", path.read_text()))
-        assert used <= known, f"{path}: {used - known}"
+        assert used <= metrics, f"{path}: {used - metrics}"

@@ -174,10 +174,10 @@ def _thread_names(tree: ast.Module) -> Iterator[str]:
 
 
 def test_every_guarded_field_names_a_lock_of_its_file() -> None:
-    found = 0
+    num_locks = 0
     for path in sorted((ROOT / "service").rglob("*.py")):
         text = path.read_text()
         for lock in re.findall(r"guarded by (?:\w+\.)?(\w+)", text):
-            found += 1
+            num_locks += 1
             assert f"{lock} = new_" in text, f"{path}: there is no lock {lock}"
-    assert found > 10
+    assert num_locks > 10

@@ -50,10 +50,10 @@ def unpacked(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def modules(root: Path) -> set[str]:
     """Paths of every module of the import name."""
-    found = {f"addnorm/{path.name}" for path in (root / "addnorm").glob("*.py")}
+    names = {f"addnorm/{path.name}" for path in (root / "addnorm").glob("*.py")}
     for name in FOLDERS[1:]:
-        found |= {f"addnorm/{path.relative_to(root)}" for path in (root / name).rglob("*.py")}
-    return found
+        names |= {f"addnorm/{path.relative_to(root)}" for path in (root / name).rglob("*.py")}
+    return names
 
 
 def opened(root: Path) -> set[str]:
@@ -61,8 +61,8 @@ def opened(root: Path) -> set[str]:
     places = (
         "page/*.*", "page/*/*", "engine/cuda/pooling/*", "dialects/kserve/over_grpc/*.binpb",
     )  # fmt: skip
-    found = [path for place in places for path in (root / "service").glob(place)]
-    return {f"addnorm/{path.relative_to(root)}" for path in found}
+    paths = [path for place in places for path in (root / "service").glob(place)]
+    return {f"addnorm/{path.relative_to(root)}" for path in paths}
 
 
 def test_the_source_distribution_holds_files_in_place_of_the_links(unpacked: Path) -> None:
@@ -124,8 +124,8 @@ def test_nothing_says_to_install_what_no_index_has() -> None:
     texts = {file: file.read_text() for file in files if file.suffix in TEXTS and file.is_file()}
     if not texts:
         pytest.skip("this is no checkout of git")
-    said = re.compile(r"pip install[^\n`]* '?addnorm(?![-/\w])")
-    assert not [file for file, text in texts.items() if said.search(text)]
+    pattern = re.compile(r"pip install[^\n`]* '?addnorm(?![-/\w])")
+    assert not [file for file, text in texts.items() if pattern.search(text)]
 
 
 def test_the_lock_has_what_serving_and_exporting_need() -> None:
@@ -152,5 +152,5 @@ def test_what_the_readmes_first_command_runs_is_installed_by_it() -> None:
     named = [*project["dependencies"], *of_export, *line.split("'")]
     installed = {Requirement(each).name for each in named if each.strip()}
     for program in (ROOT / "examples/minilm.py", ROOT / "examples/serving.py"):
-        found = {name.partition(".")[0] for name in imported(program)}
-        assert found <= {*installed, *sys.stdlib_module_names, "serving", "addnorm"}
+        packages = {name.partition(".")[0] for name in imported(program)}
+        assert packages <= {*installed, *sys.stdlib_module_names, "serving", "addnorm"}

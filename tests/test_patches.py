@@ -38,12 +38,12 @@ REMAINING = {  # file -> how many, why
 
 
 def test_tests_change_nothing_else() -> None:
-    found = {
+    num_lines = {
         path.relative_to(TESTS).as_posix(): len(lines)
         for path in sorted(TESTS.rglob("*.py"))
         if (lines := list(patches(path)))
     }
-    assert found == {file: num for file, (num, _) in REMAINING.items()}
+    assert num_lines == {file: num for file, (num, _) in REMAINING.items()}
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,6 @@ def test_tests_change_nothing_else() -> None:
 )
 def test_each_way_to_patch_is_found(line: str, tmp_path: Path) -> None:
     (file := tmp_path / "test_one.py").write_text(f"from some import bundle\n{line}\n")
-    assert [ast.unparse(found) for found in patches(file)]
+    assert [ast.unparse(line) for line in patches(file)]
     file.write_text("from some import bundle\nown = bundle.read()\nown.name = 1\n")
     assert not list(patches(file))

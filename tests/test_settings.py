@@ -39,9 +39,10 @@ def test_misspelt_names_get_a_warning_with_the_nearest(
     with caplog.at_level(logging.WARNING):
         read_settings()
     assert (
-        "ADDNORM_WORKER_THREAD is no setting: did you mean ADDNORM_WORKER_THREADS?" in caplog.text
+        "ADDNORM_WORKER_THREAD is not a setting: did you mean ADDNORM_WORKER_THREADS?"
+        in caplog.text
     )
-    assert "ADDNORM_XYZZY is no setting: `addnorm settings`" in caplog.text
+    assert "ADDNORM_XYZZY is not a setting: `addnorm settings`" in caplog.text
 
 
 @pytest.mark.parametrize("level", ["INFO", "info", "Warning"])
@@ -81,7 +82,7 @@ def test_an_empty_setting_is_not_set(
     assert not read_settings().model_fields_set
     assert read_settings(**dict.fromkeys(OPTIONS, empty)) == Settings()
     for name in ("API_KEYS_FILE", "TRUSTED_KEYS"):
-        assert f"ADDNORM_{name} is empty: it counts as not set" in caplog.text
+        assert f"ADDNORM_{name} is empty, so it is treated as not set" in caplog.text
 
 
 @pytest.mark.parametrize("empty", ["", " "])
@@ -89,7 +90,7 @@ def test_empty_api_keys_open_the_server_to_nobody(
     monkeypatch: pytest.MonkeyPatch, empty: str
 ) -> None:
     monkeypatch.setenv("ADDNORM_API_KEYS", empty)
-    with pytest.raises(StartupError, match="there is no API key where the settings say"):
+    with pytest.raises(StartupError, match="the settings for API keys contain no key"):
         Keys(read_settings())
 
 
@@ -128,7 +129,7 @@ def test_default_models_are_read_by_task(monkeypatch: pytest.MonkeyPatch) -> Non
         ("rerank", "'rerank' is not of the form task=NAME"),
         ("embed=a,=b", "'=b' is not of the form task=NAME"),
         ("embed=a,rerank=", "'rerank=' is not of the form task=NAME"),
-        ("embed=a,embed=b", "embed stands there twice"),
+        ("embed=a,embed=b", "embed occurs twice"),
     ],
 )
 def test_default_models_that_cannot_be_read_are_named(
@@ -142,13 +143,13 @@ def test_default_models_that_cannot_be_read_are_named(
 def test_what_vertex_ai_says_counts_where_our_own_is_not_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    own = "/v1/endpoints/1/deployedModels/2"
+    path = "/v1/endpoints/1/deployedModels/2"
     for name, value in (
-        ("HTTP_PORT", "8080"), ("PREDICT_ROUTE", f"{own}:predict"), ("HEALTH_ROUTE", own),
+        ("HTTP_PORT", "8080"), ("PREDICT_ROUTE", f"{path}:predict"), ("HEALTH_ROUTE", path),
     ):  # fmt: skip
         monkeypatch.setenv(f"AIP_{name}", value)
     assert read_settings().port == 8080
-    assert vertex_routes() == {("POST", f"{own}:predict"): "/vertex", ("GET", own): "/health"}
+    assert vertex_routes() == {("POST", f"{path}:predict"): "/vertex", ("GET", path): "/health"}
     monkeypatch.setenv("ADDNORM_PORT", "9000")
     assert read_settings().port == 9000
     monkeypatch.setenv("PORT", "7000")
@@ -170,5 +171,5 @@ def test_a_folder_of_metrics_that_is_not_there_ends_the_start_in_one_line(
         monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", folder)
         check_metrics_folder()
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "none"))
-    with pytest.raises(StartupError, match=r"^PROMETHEUS_MULTIPROC_DIR=.*/none: there is no such"):
+    with pytest.raises(StartupError, match=r"^PROMETHEUS_MULTIPROC_DIR=.*/none: this user"):
         check_metrics_folder()

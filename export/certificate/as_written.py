@@ -85,14 +85,16 @@ def certificate_of(
     chooses = _chooses(model)
     if chooses:
         tqdm.write(
-            f"{reference.name} chooses by comparing numbers (topk, argmax): among nearly equal ones"
-            " onnxruntime may choose otherwise. With samples= ids of yours are compared too"
+            f"{reference.name} chooses by comparing numbers (topk, argmax): among nearly equal"
+            " numbers onnxruntime may choose differently. Set samples= to compare your own ids as"
+            " well"
         )
     of_fp32 = [check for check in checks if check.precision == "fp32"]
     worst = max(of_fp32 or checks, key=lambda check: check.difference / (check.limit or 1))
     tqdm.write(
         f"{len(checks)} comparisons passed, on sequences of 1 to {reference.longest} tokens, with"
-        f" {reference.name}: the largest difference is {worst.difference:.2g}, of {worst.limit:.1g}"
+        f" {reference.name}: the largest difference is {worst.difference:.2g}, the limit is"
+        f" {worst.limit:.1g}"
     )
     outputs = [tensor.name for tensor in reference.tensors.values()]
     tasks = {"texts": [*reference.texts.tasks]} if reference.texts else {}
@@ -184,8 +186,8 @@ def _compare_tokens(model: Model, reference: Reference, lengths: Sequence[int]) 
                 yield from _refuse_first_failure(_checks(path, case, [batch], reference), reference)
             except ServiceError as error:
                 raise CertificationError(
-                    f"a sequence of {batch.num_tokens} tokens fails: {error}. If the module takes"
-                    " fewer, say so: config={'max_positions': N}"
+                    f"a sequence of {batch.num_tokens} tokens fails: {error}. If this is too long"
+                    " for the module, set the limit: config={'max_positions': N}"
                 ) from error
         for name, batch in _unusual(limits):
             yield from _refuse_first_failure(
@@ -384,10 +386,10 @@ def _compare_unusual(
     if expected is None or not has_numbers:
         sides = ("the module", "its graph") if expected is None else ("its graph", "the module")
         raise CertificationError(
-            f"{name}: {sides[0]} answers with NaN or infinity, {sides[1]} with numbers, as where"
-            " every row is hidden from attention. If PyTorch's fast path does it, call"
-            " torch.backends.mha.set_fastpath_enabled(False) in your program and before the export;"
-            " otherwise reference=lambda x: ... has to answer with numbers"
+            f"{name}: {sides[0]} answers with NaN or infinity, {sides[1]} with numbers. This can"
+            " happen if every row is hidden from attention. If PyTorch's fast path is the cause,"
+            " call torch.backends.mha.set_fastpath_enabled(False) in your program and before the"
+            " export; otherwise pass a reference=lambda x: ... that answers with numbers"
         )
     for check in _checks(path, case, [batch], reference):
         shift = tolerances.largest((moved or expected)[check.output] - expected[check.output])

@@ -48,9 +48,9 @@ def refuse_unlike(reference: Transformer, original: Original, limits: Limits) ->
         ):
             if not difference <= limit:
                 raise CertificationError(
-                    f"the model is not the reference: {output} of {len(ids)} tokens differ by"
-                    f" {difference:.2g}, the limit is {limit:.1g}. Compare its Config with the"
-                    " reference's: activation, n_heads, block, causal, eps, positions"
+                    f"the model differs from the reference: for {len(ids)} tokens, {output}"
+                    f" differ by {difference:.2g}, the limit is {limit:.1g}. Compare its Config"
+                    " with the reference's: activation, n_heads, block, causal, eps, positions"
                 )
 
 

@@ -58,7 +58,7 @@ def compare_files(bundle: Bundle, expected: exact.Expected) -> list[Check]:
 
 def read_files(bundle: Bundle) -> exact.Files:
     """CertificationError for what is no graph."""
-    tqdm.write("comparing the files with what they must hold")
+    tqdm.write("comparing the files with their expected contents")
     try:
         return exact.Files.read(bundle)
     except ValueError as error:
@@ -86,7 +86,7 @@ def refuse_findings(bundle: Bundle, findings: Iterable[exact.Finding]) -> list[C
             if changes:
                 ending += (
                     f". It was exported with {', '.join(changes)}, and other versions may write"
-                    " other nodes: verify it with those, or export it again"
+                    " different nodes: verify it with these versions, or export it again"
                 )
             differences = f"{'; '.join(words[:3])}{ending}"
             raise CertificationError(f"{comparison} ({precision}): {differences}")
@@ -117,7 +117,7 @@ def compare_answers(model: Model, source: Source, equal: bool = True) -> list[Ch
         work = [(precisions, case) for precisions, cases in groups for case in cases]
         del groups  # nothing else may keep a case
         num = sum(len(precisions) for precisions, _ in work)
-        tqdm.write(f"comparing what is served with PyTorch: {num} cases")
+        tqdm.write(f"comparing the served answers with PyTorch: {num} cases")
         with tqdm(total=num, desc=f"certify {bundle.ref}", unit="case", disable=None) as bar:
             while work:  # a case is dropped with what PyTorch made of it, which is large
                 precisions, case = work.pop(0)
@@ -178,6 +178,6 @@ def _text_cases(path: Served, source: Source) -> list[NamedCompare]:
     if TOKENIZER not in bundle.manifest.files:
         return []
     if source.folder is None:
-        needed = "the folder it came from is needed to certify it"
-        raise CertificationError(f"{bundle.ref} has a tokenizer: {needed}")
+        needed = "give the folder that it was exported from"
+        raise CertificationError(f"{bundle.ref} has a tokenizer, which must be compared: {needed}")
     return authors.checks(path.service, bundle, source)

@@ -60,7 +60,7 @@ def refuse_too_large(length: int, peaks: Mapping[int, int], num_bytes: int) -> N
         raise UsageError(
             f"a sequence of {length:,} tokens takes about {_as_size(peak)} while it runs, and this"
             f" machine has {_as_size(num_bytes)}: --max-length {max(peaks)} takes"
-            f" {_as_size(max(peaks.values()))}; of a module, config={{'max_positions': N}}"
+            f" {_as_size(max(peaks.values()))}; for a module, set config={{'max_positions': N}}"
         )
 
 
@@ -68,12 +68,18 @@ def in_words(peaks: Mapping[int, int], longest: int, uncut: int = 0) -> str:
     """The memory of the longest text that is served, and of the longest that its authors take.
     uncut: tokens of the latter."""
     if not peaks:
-        return "the memory of long texts cannot be measured on this system: no server limits it"
+        return (
+            "the memory of long texts cannot be measured on this system, so servers will not"
+            " limit it"
+        )
     words = f"a sequence of {longest:,} tokens takes {_as_size(peaks[longest])} of memory"
     if uncut <= longest:
         return words
     size = _as_size(_predict(uncut, peaks))
-    return f"{words}; its authors take {uncut:,}, which take about {size}: --max-length {uncut}"
+    return (
+        f"{words}; its authors allow {uncut:,} tokens, which take about {size}: to allow them,"
+        f" use --max-length {uncut}"
+    )
 
 
 def _predict(length: int, peaks: Mapping[int, int]) -> int:

@@ -114,8 +114,9 @@ def export_graph(reference: Reference) -> Exported:
             is_same = False
         if not is_same:
             raise UnfitError(
-                f"{reference.name} answers {length} tokens by another forward than {EXAMPLE}, as it"
-                f" branches on the length, and a graph has one: {'; '.join(guards.conditions)}"
+                f"{reference.name} branches on the length: its forward for {length} tokens"
+                f" differs from its forward for {EXAMPLE}, and a graph can have only one:"
+                f" {'; '.join(guards.conditions)}"
             )
         all_guards.append(guards_of_length)
     edges = {
@@ -157,7 +158,9 @@ def _follow(reference: Reference, length: int) -> tuple[Graph, ExportedProgram, 
     except UnfitError:
         raise
     except Exception as error:  # of torch.export, which raises many kinds
-        raise UnfitError(f"{reference.name} has no graph of its own: {_why(error)}") from error
+        raise UnfitError(
+            f"{reference.name} cannot be exported as a graph: {_why(error)}"
+        ) from error
     if small := {
         SMALL[attribute.i]
         for node in graph.proto.graph.node
@@ -166,8 +169,8 @@ def _follow(reference: Reference, length: int) -> tuple[Graph, ExportedProgram, 
     }:
         raise UnfitError(
             f"{reference.name} computes in {', '.join(sorted(small))}, as under torch.autocast,"
-            " and no graph rounds alike: leave it out in evaluation mode, as by"
-            " torch.autocast(..., enabled=self.training)"
+            " and a graph would round differently: leave it out in evaluation mode, for example"
+            " with torch.autocast(..., enabled=self.training)"
         )
     return graph, program, guards
 
@@ -199,19 +202,22 @@ def _why(error: BaseException) -> str:
     if isinstance(error, UnfitError):
         return str(error)
     if "DataDependent" in type(error).__name__:
-        return "its forward branches on numbers of ids or rows, which no graph does"
+        return "its forward branches on the values of ids or rows, which a graph cannot do"
     words = " ".join(str(error).split())
     if "['tokens'].size()[0] as dynamic but your code specialized" in words:
-        return "it makes a number in Python of the batch, as len(x) does: x.shape[0] is followed"
+        return (
+            "it turns the batch size into a Python number, as len(x) does: use x.shape[0], which"
+            " can be traced"
+        )
     if "['tokens'].size()[1] as dynamic but your code specialized" in words:
         return (
-            "PyTorch's exporter writes it for one length alone: forward makes a number in Python of"
-            " the length, as a loop over tokens does, or a table that it keeps for the next call:"
-            " operators of whole sequences are written for all"
+            "PyTorch's exporter can write it for one length only: forward turns the length into a"
+            " Python number, as a loop over tokens does, or caches a table for the next call. Use"
+            " operators that take whole sequences"
         )
     if match := re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", words):
-        return f"ONNX has no {match[1]}: make it of other operators"
+        return f"ONNX has no operator {match[1]}: compute it with other operators"
     return (
-        f"{type(error).__name__}: {words[:MOST_WORDS]}. Do it another way in forward, or leave it"
-        " out by reference=lambda x: ..."
+        f"{type(error).__name__}: {words[:MOST_WORDS]}. Compute it differently in forward, or"
+        " leave it out with reference=lambda x: ..."
     )

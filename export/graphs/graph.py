@@ -50,7 +50,7 @@ def check_fit(model: Transformer) -> None:
     if not min(dims, MIN_PART) <= width <= MAX_TERMS:
         faults.append(
             f"a head has {dims} dimensions (d_model {config.d_model} / n_heads {config.n_heads}):"
-            f" more than {MAX_TERMS} can be served in the packed layout, if they are parts of"
+            f" more than {MAX_TERMS} can be served only in the packed layout and in parts of"
             f" {MIN_PART} to {MAX_TERMS}; otherwise bits would depend on padding"
         )
     if faults:

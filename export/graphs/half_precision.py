@@ -63,7 +63,7 @@ def round_to_half(array: Array) -> Array:
         half: Array = array.astype(np.float16)
     if beyond := np.argwhere(np.isinf(half))[:1].tolist():
         value = array[tuple(beyond[0])]
-        raise HalfPrecisionError(f"{beyond[0]} is {value:g}, fp16 ends at {LARGEST:g}")
+        raise HalfPrecisionError(f"{beyond[0]} is {value:g}, the limit of fp16 is {LARGEST:g}")
     return half
 
 
@@ -141,7 +141,10 @@ class _Halving:
                 try:
                     self._tensors[cast] = round_to_half(self._source.value(self._constants[name]))
                 except HalfPrecisionError as error:
-                    words = f"fp16 does not fit: {name}{error}; leave fp16 out of the precisions"
+                    words = (
+                        f"the model does not fit into fp16: {name}{error}; leave fp16 out of the"
+                        " precisions"
+                    )
                     raise HalfPrecisionError(words) from None
                 return cast
             if is_masked and kind == HALF:

@@ -156,7 +156,7 @@ def load(path: Path, owner: Path | None = None) -> Graph:
     try:
         proto = onnx.load(path, load_external_data=False)
     except DecodeError:
-        raise ValueError(f"{path.name} is no ONNX file") from None
+        raise ValueError(f"{path.name} is not an ONNX file") from None
     outside = [tensor for tensor in proto.graph.initializer if tensor.data_location == EXTERNAL]
     if not outside:
         return Graph(proto)

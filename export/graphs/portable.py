@@ -75,7 +75,7 @@ class _Rewriting(Nodes):
             self._layer_norm(node)
         elif kind in SUMS and self._types[first].elem_type == TensorProto.FLOAT:
             axes, width = node.input[1], self._types[first].shape.dim[-1].dim_value
-            assert self._value(axes).tolist() == [-1], f"{node.name} reduces another axis"
+            assert self._value(axes).tolist() == [-1], f"{node.name} reduces a different axis"
             self._sum(first, width, 1 / width if kind == "ReduceMean" else 1.0, to=node.output[0])
         elif kind == "Reciprocal":
             self._reciprocals[node.output[0]] = first

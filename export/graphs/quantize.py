@@ -140,7 +140,7 @@ def large_gemms(model: ModelProto) -> dict[str, NodeProto]:
         and math.prod(constants[node.input[1]].dims) >= MIN_ENTRIES
     ]
     if not large:
-        reason = f"no weight of the body has {MIN_ENTRIES} entries or more"
+        reason = f"no weight of the body has at least {MIN_ENTRIES} entries"
         raise QuantizationError(f"int8 does not pay: {reason}; leave int8 out of the precisions")
     gemms: dict[str, NodeProto] = {}
     for gemm in large:

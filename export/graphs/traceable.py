@@ -118,8 +118,8 @@ def _isin(elements: Any, test_elements: Any, *, invert: bool = False, **_: Any) 
 
 def _refuse_packing(*_: Any) -> NoReturn:
     raise UnfitError(
-        "pack_padded_sequence leaves out pads by numbers of ids or of a mask, which no graph does."
-        " The server drops pads itself: call the layer on x, without packing"
+        "pack_padded_sequence removes padding by the values of ids or of a mask, which a graph"
+        " cannot do. The server removes padding itself: call the layer on x without packing"
     )
 
 

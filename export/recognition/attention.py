@@ -102,7 +102,7 @@ def read(parts: Parts, out: Landmark) -> Attention:
     )
     entries = {parts.original(s.inputs[0]) for p in (queries, keys, values) for s in p.sources}
     if len(entries) != 1:
-        raise Unrecognized("queries, keys and values are made of different rows", out.value)
+        raise Unrecognized("queries, keys and values are computed from different rows", out.value)
     n_heads, width = queries.columns.shape
     factor = _scales(n_heads, width)[scores.scale] * math.sqrt(width)
     if abs(factor - 1) > 1e-9:
@@ -116,7 +116,9 @@ def _head(parts: Parts, context: Landmark, length: int) -> Head:
     weights, values = context.inputs
     scores = parts.origin(weights)
     if scores.kind != "product":
-        raise Unrecognized("the context is no product of probabilities and values", context.value)
+        raise Unrecognized(
+            "the context is not a product of probabilities and values", context.value
+        )
     queries, keys = scores.inputs
     indices = [
         _indices(value, tuple(dict.fromkeys(roots(parts, value))), name)
@@ -146,7 +148,8 @@ def _indices(value: Value, sources: tuple[Landmark, ...], name: str) -> Indices:
     is_view &= factor == 1 or name in ("queries", "keys")
     if not is_view or difference_of(factor * probe[entries], output) > 1e-9:
         raise Unrecognized(
-            f"{name} are changed on their way, as by rotary positions or a norm", value
+            f"{name} are changed before the scores, for example by rotary positions or a norm",
+            value,
         )
     return Indices(entries if entries.dim() == 3 else entries[None], sources, factor)
 
@@ -172,7 +175,7 @@ def _projection(heads: list[Indices], length: int) -> Projection:
         # each token's entries are of the same columns, [n, d/H]
         if not (token == in_order).all() or not (column == column[:, :1]).all():
             raise Unrecognized(
-                "a head's row is made of rows of several tokens", head.sources[0].value
+                "a head's row is computed from the rows of several tokens", head.sources[0].value
             )
         head_columns.append(column[:, 0])
     return Projection(sources, torch.cat(head_columns))
@@ -186,7 +189,7 @@ def _refuse_other_order(context: Indices, heads: list[Head], length: int) -> Non
         expected.append(entries.transpose(0, 1).reshape(length, -1))
         start += entries.numel()
     if not torch.equal(context.entries.reshape(length, -1), torch.cat(expected, 1)):
-        raise Unrecognized("heads are put together in another order than side by side")
+        raise Unrecognized("heads are joined in an order other than side by side")
 
 
 def _scales(n_heads: int, width: int) -> dict[str, float]:
@@ -211,7 +214,7 @@ def _scores(out: Landmark, heads: list[Head], length: int) -> dict[Scores, float
         (context,) = run_again([out.inputs[0]], drawn_rows)
         head_inputs = [[_pick_entries(part, drawn_rows) for part in head] for head in heads]
         if len({part.shape[-1] for head in head_inputs for part in head}) > 1:
-            raise Unrecognized("heads are of different widths", out.value)
+            raise Unrecognized("heads have different widths", out.value)
         n_heads = sum(len(head[0]) for head in head_inputs)
         for name, scale in _scales(n_heads, head_inputs[0][0].shape[-1]).items():
             for causal in (False, True):

@@ -42,7 +42,7 @@ def refuse_unlisted(steps: Iterable[Step]) -> None:
     """Unrecognized for the first operator on rows that no part could have."""
     for step in steps:
         if not is_explained(step, PARTS):
-            raise Unrecognized(f"{step.op}{step.where} is an operator of no part that is known")
+            raise Unrecognized(f"{step.op}{step.where} is an operator of an unknown part")
 
 
 def refuse_unexplained(answer: Value) -> None:
@@ -52,9 +52,9 @@ def refuse_unexplained(answer: Value) -> None:
             dtype = str(step.values[0].tensor.dtype).removeprefix("torch.")
             to = f" to {dtype}" if step.op == "_to_copy" else ""
             raise Unrecognized(
-                f"{step.op.removeprefix('_')}{to}{step.where} is no operator of what was"
-                " recognized: it does nothing in the trial, and where it does something, what is"
-                " served would not"
+                f"{step.op.removeprefix('_')}{to}{step.where} does not belong to the recognized"
+                " model: it has no effect in the trial, but if it has one elsewhere, the served"
+                " answers would lack it"
             )
 
 

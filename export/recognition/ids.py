@@ -39,12 +39,12 @@ class IdUses:
             if value not in self.constants:
                 raise Unrecognized(
                     f"{CALLED.get(name, name)}{f', at {line},' if line else ''} gives Python"
-                    f" {'activations' if value.of_rows else 'token ids'}: what the code does with"
-                    " them, such as a branch, cannot be followed"
+                    f" {'activations' if value.of_rows else 'token ids'}: code that uses them in"
+                    " Python, such as a branch, cannot be traced"
                 )
 
 
 def _refusal(step: Step) -> Unrecognized:
     return Unrecognized(
-        f"{step.op}{step.where} makes something else of token ids than to read rows"
+        f"{step.op}{step.where} uses token ids for something other than reading rows of a table"
     )

@@ -65,7 +65,7 @@ class Parts:
 
     def origin(self, value: Value) -> Landmark:
         if value not in self.origins:
-            raise Unrecognized("a part of a tensor is written in place, which cannot be followed")
+            raise Unrecognized("a part of a tensor is written in place, which cannot be traced")
         return self.origins[value]
 
     def _landmark(self, step: Step) -> Landmark | None:
@@ -119,7 +119,9 @@ class Parts:
         if shift.tensor.dim() < 2 or shift.tensor.numel() != self.trace.length * width:
             return None
         if shift.of_ids:
-            raise Unrecognized("what is added to tokens depends on their ids", step.values[0])
+            raise Unrecognized(
+                "the rows that are added to tokens depend on their ids", step.values[0]
+            )
         return Landmark("shift", step.values[0], (step.rows[0],), shift)
 
     def _is_lookup(self, step: Step) -> bool:

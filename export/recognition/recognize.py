@@ -41,8 +41,8 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 WIDTH = 14  # of names in the findings
 NO_LIMIT = 512  # positions, where no table sets a limit
 WAYS_ON = (
-    "Ways on: reference=lambda ids: ... says how it is called, and which answer is meant; without"
-    " as_it_is=False its own graph is served; see docs/own-models.md"
+    "To go on, set reference=lambda ids: ... to show how the module is called and which answer is"
+    " used; without as_it_is=False, the module's own graph is served; see docs/own-models.md"
 )
 
 
@@ -70,7 +70,7 @@ def recognize(
     kinds = kinds_of(reference or module)
     if "mask" in kinds:
         raise Unrecognized(
-            "it asks for a mask: reference=lambda ids: module(ids, ...) says how it is called"
+            "it needs a mask: show how it is called with reference=lambda ids: module(ids, ...)"
         )
     error: Exception | None = None
     for turned in (False, True) if batch_first is None else (not batch_first,):
@@ -101,9 +101,8 @@ def _refuse_either(recognized: Recognized, unturned: Asking, error: Exception | 
     except OriginalError:
         return
     raise Unrecognized(
-        "it answers ids of the shapes [1, S] and [S, 1], each in its own way: say"
-        " batch_first=False if your code calls it with [S, B], and True if it does with [B, S],"
-        f" which is refused: {error}"
+        "it answers ids of the shapes [1, S] and [S, 1] differently: set batch_first=False if"
+        f" your code calls it with [S, B], and True if with [B, S], which is refused: {error}"
     )
 
 
@@ -139,10 +138,10 @@ def _follow(ask: Asking, max_positions: int | None) -> Recognized:
         try:
             whole.refuse_unlike(drawn_model, ask, pooling, pad)
         except Unrecognized as error:
-            raise Unrecognized(f"each part agrees, and the whole does not: {error}") from error
+            raise Unrecognized(f"each part agrees, but the whole does not: {error}") from error
     real = trace_forward(ask, *as_inputs(ids, ask), constants=constants)
     if [step.op for step in real.steps] != [step.op for step in trace.steps]:
-        raise Unrecognized("the forward takes another way with other weights")
+        raise Unrecognized("the forward takes a different path with different weights")
     model = weights.fill_model(shape, config, real, _places(ask, shape, limit, ids[0], constants))
     is_limited = bool(sizes) or limit != (max_positions or NO_LIMIT)
     findings = _findings(shape, config, is_limited)
@@ -181,8 +180,8 @@ def _findings(shape: Shape, config: Config, is_limited: bool) -> dict[str, str]:
         else ""
     )
     if logits and head.pick == "last" and logits.pick == "every":
-        pick = "of the last token, served for every token"
-    no_limit = '; the module sets no limit: config={"max_positions": N} sets another'
+        pick = "for the last token, served for every token"
+    no_limit = '; the module has no limit: config={"max_positions": N} sets a different one'
     return {
         "tokens": f"{config.vocab_size:,} ids, width {config.d_model}"
         + (f", times {config.embedding_scale:g}" if config.embedding_scale != 1 else ""),
@@ -196,7 +195,7 @@ def _findings(shape: Shape, config: Config, is_limited: bool) -> dict[str, str]:
         "feed-forward": f"{config.d_ff}, {config.activation}",
         "norms": f"eps {config.eps:g}{', beside the deviation' if config.norm == 'std' else ''}",
         "head": f"logits: {logits.width:,} {pick}{dense}"
-        if logits else f"none: it answers with activations {pick}",
+        if logits else f"none: its answer is the activations {pick}",
     }  # fmt: skip
 
 
@@ -211,17 +210,17 @@ def of_module(
         config = recognized.model.config
         if (wishes.max_positions or 0) > config.max_positions:
             raise Unrecognized(
-                f"config says max_positions {wishes.max_positions}, the module takes"
+                f"config has max_positions {wishes.max_positions}, the limit of the module is"
                 f" {config.max_positions}"
             )
         if wishes.vocab_size not in (None, config.vocab_size):
             raise Unrecognized(
-                f"config says vocab_size {wishes.vocab_size}, the module takes {config.vocab_size}"
+                f"config has vocab_size {wishes.vocab_size}, the module has {config.vocab_size}"
             )
     except (Unrecognized, OriginalError) as error:
         raise NotRecognized(f"{name}: {error}") from error
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise NotRecognized(f"{name} cannot be followed: {first_line(error)}") from error
+        raise NotRecognized(f"{name} cannot be traced: {first_line(error)}") from error
     print(f"recognized {name}:", *recognized.lines, sep="\n", flush=True)
     pooling: Any = wishes.pooling or recognized.pooling
     of_model = replace(wishes, reference=recognized.ask, pooling=pooling)

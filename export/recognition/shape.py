@@ -210,9 +210,11 @@ class Shape:
             elif trace.types and torch.equal(numbers, trace.types.tensor.flatten()):
                 embedding.types = origin.weight, factor
             else:
-                raise Unrecognized("a table is read at numbers that are no token ids", origin.value)
+                raise Unrecognized(
+                    "a table is read at numbers that are not token ids", origin.value
+                )
         else:
-            raise Unrecognized("this is no sum of tables", value)
+            raise Unrecognized("this is not a sum of tables", value)
 
     def _head(self, value: Value) -> tuple[Head, Value]:
         """-> the head, and the activations that it is made of."""
@@ -237,7 +239,9 @@ class Shape:
             or origin_value.tensor.numel() == origin_value.tensor.shape[-1]
         ):
             return value, None
-        error = Unrecognized("the row of the head is not made of the sequence's", value)
+        error = Unrecognized(
+            "the row of the head is not computed from the rows of the sequence", value
+        )
         for inner in self._within(value):
             if inner.tensor.numel() == width * self.parts.trace.length:
                 try:

@@ -83,13 +83,13 @@ def norm(entry: Value, exit_: Value) -> Norm:
     rows = _near_eps(entry.tensor)
     (output,) = run_again([exit_], {entry: rows})
     if output.shape[-1] != rows.shape[-1] or output.numel() != rows.numel():
-        raise Unrecognized("norm: it makes rows of another width", exit_)
+        raise Unrecognized("norm: its rows have a different width", exit_)
     steps, n = steps_between([exit_], {entry: rows}), rows.shape[-1]
     changed_rows = rows.clone()
     changed_rows.view(-1, n)[-1] *= -3
     (changed_output,) = run_again([exit_], {entry: changed_rows})
     if not torch.equal(changed_output.reshape(-1, n)[0], output.reshape(-1, n)[0]):
-        reason = "norm: a token's row depends on others' rows, so tokens are mixed"
+        reason = "norm: a token's row depends on the rows of other tokens"
         raise Unrecognized(reason, exit_)
     # which of the vectors may be gamma, and which beta
     constants = dict.fromkeys(constant for step in steps for constant in step.constants)

@@ -97,8 +97,8 @@ def places(shape: Shape, trace: Trace, length: int) -> Tensor:
         rows = _tensor_at(trace, value)
         if rows.numel() != total.numel():
             raise Unrecognized(
-                f"of {length} tokens it reads {rows.numel() // total.shape[1]}: if it leaves out"
-                ' those beyond a length, say config={"max_positions": that length}'
+                f"of {length} tokens it reads {rows.numel() // total.shape[1]}: if it truncates"
+                ' sequences at a length, set config={"max_positions": that length}'
             )
         total += factor * rows.reshape(length, -1)
     return total

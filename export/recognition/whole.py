@@ -105,8 +105,9 @@ def pad_of(drawn_model: Transformer, ask: Asking, pooling: Pick, id_uses: IdUses
         if share_of_largest(rows, expected[:length] if expected.ndim == 2 else expected) <= AGREES:
             return pad
     raise Unrecognized(
-        f"it tells token ids from others: {listed}; one id can be a pad, which is refused inside"
-        " texts, if the answer to what comes before it is the same with and without it"
+        f"it treats some token ids differently: {listed}; one id can count as padding, which is"
+        " refused inside texts, if removing it does not change the answer for the tokens before"
+        " it"
     )
 
 

@@ -90,8 +90,8 @@ def kinds_of(call: Callable[..., Any]) -> list[str]:
     ]  # fmt: skip
     if not parameters or "" in kinds or kinds.count("types") > 1:
         raise OriginalError(
-            f"forward needs {', '.join(parameters) or 'no input'}: say how it is called with one"
-            " sequence of token ids or vectors, reference=lambda x: module(x, ...)"
+            f"forward needs {', '.join(parameters) or 'no input'}: show how it is called with one"
+            " sequence of token ids or vectors: reference=lambda x: module(x, ...)"
         )
     return kinds
 
@@ -107,7 +107,8 @@ def vocab_size(ask: Asking) -> int:
     ]  # fmt: skip
     if not read:
         raise OriginalError(
-            "no table is read at the token ids: say how many there are, config={'vocab_size': N}"
+            "no table is read at the token ids, so their number is unknown: set"
+            " config={'vocab_size': N}"
         )
     storage = ids.untyped_storage().data_ptr()
     of_ids = [x for x in read if x.inputs[-1].tensor.untyped_storage().data_ptr() == storage]
@@ -146,13 +147,12 @@ def unwrap(module: nn.Module) -> nn.Module:
         module = inner
     if isinstance(module, torch.jit.ScriptModule):
         raise UsageError(
-            "a module of TorchScript shows no operators: give the module it is made of"
+            "the operators of a TorchScript module cannot be read: export the module that it"
+            " was compiled from"
         )
     name, tensors = type(module).__qualname__, [*module.parameters(), *module.buffers()]
     if any(isinstance(x, UninitializedTensorMixin) for x in tensors):
-        raise UsageError(
-            f"{name} has lazy layers without weights: call it once, and export it then"
-        )
+        raise UsageError(f"{name} has lazy layers without weights: call it once before the export")
     if any(x.is_meta for x in tensors):
         raise UsageError(f"{name} is on the meta device, without numbers: load its weights first")
     dtypes = {x.dtype for x in module.parameters() if x.is_floating_point()} - {torch.float32}
@@ -162,17 +162,17 @@ def unwrap(module: nn.Module) -> nn.Module:
     for part in module.modules():
         if type(part).__module__.startswith("torch.ao."):
             raise UsageError(
-                f"{name} has quantized layers ({type(part).__qualname__}): export the module of"
-                " float32 that they were made of"
+                f"{name} has quantized layers ({type(part).__qualname__}): export the float32"
+                " module that was quantized"
             )
     if torch.backends.mha.get_fastpath_enabled():
         for key, part in module.named_modules():
             if (share := _share_of_fast_path(part)) > AGREES:
                 place = f"{name}.{key}" if key else name
                 raise UsageError(
-                    f"{place} ({type(part).__qualname__}): in evaluation mode PyTorch takes a fast"
-                    " path, which calls none of its own methods and layers, and answers"
-                    f" otherwise, by {share:.2g} of the largest number. Call"
+                    f"{place} ({type(part).__qualname__}): in evaluation mode PyTorch takes a"
+                    " fast path, which skips this class's methods and layers, and its answer"
+                    f" differs by {share:.2g} of the largest number. Call"
                     " torch.backends.mha.set_fastpath_enabled(False) in your program, and before"
                     " the export"
                 )
@@ -182,8 +182,8 @@ def unwrap(module: nn.Module) -> nn.Module:
         original, module = module, copy_module(module)
         if module is original:
             raise UsageError(
-                f"{name} has an embedding with max_norm, which changes its table in each call, and"
-                " a forward that was put on an instance: make that a method of its class"
+                f"{name} has an embedding with max_norm, which changes its table in each call,"
+                " and a forward that was assigned to an instance: make it a method of the class"
             )
         for part in module.modules():
             if (limit := getattr(part, "max_norm", None)) and isinstance(part, nn.Embedding):

@@ -134,7 +134,7 @@ def _open_program(folder: Path, limit: int | None, wishes: Wishes) -> Program:
     try:
         program = programs.load(folder, limit, wishes)
     except ProgramError as error:
-        raise UsageError(f"its authors' library cannot run it: {error}") from error
+        raise UsageError(f"the model's library cannot run it: {error}") from error
     if _refusal(program):
         raise UnfitError(_refusal(program))
     _refuse_drawn_weights(folder, program)
@@ -157,8 +157,8 @@ def _split_head(
         is_last = torch.equal(layer(answer["activations"]), answer["logits"])
     if not (is_last and isinstance(layer, nn.Linear)):
         raise UnfitError(
-            f"{program.name} changes the logits behind its last layer, as a cap does, which is"
-            " served of supported families alone"
+            f"{program.name} changes the logits after its last layer, as a cap does, which is"
+            " supported only for supported families"
         )
     return LastLayer(layer)
 
@@ -272,7 +272,7 @@ def _refuse_drawn_weights(folder: Path, program: Program) -> None:
         rest = f" and {len(names) - NUM_SHOWN} more" if len(names) > NUM_SHOWN else ""
         raise CheckpointError(
             f"{folder}: no file has the weights {', '.join(names[:NUM_SHOWN])}{rest}, which"
-            f" {program.name} draws at random or makes of others"
+            f" {program.name} initializes at random or computes from other weights"
         )
 
 
@@ -285,7 +285,7 @@ def _refusal(program: Program) -> str:
     """Why this program's answer has no task that is served around a graph. Empty if it has."""
     kind, name = type(program.runs).__qualname__, type(program.model).__qualname__
     if kind == "MultiVectorEncoder":
-        return f"{kind} is served of supported families alone: this is a {name}"
+        return f"{kind} is served for supported families only: this is a {name}"
     if kind == "SparseEncoder":
         modules: Any = program.forward.modules_of_texts
         kinds = [type(module).__qualname__ for module in modules]
@@ -296,6 +296,8 @@ def _refusal(program: Program) -> str:
     if program.model is not program.runs or name.endswith((*HEADS, *LANGUAGE_MODELS)):
         return ""
     if name.endswith(("ForConditionalGeneration", "EncoderDecoderModel")):
-        return f"{name} has an encoder and a decoder, which takes two sequences"
+        return (
+            f"{name} has an encoder and a decoder and takes two sequences, which is not supported"
+        )
     class_endings = ", ".join((*HEADS, *LANGUAGE_MODELS))
-    return f"{name} is no class whose answer has a task here: known are {class_endings}"
+    return f"no task is known for the answers of the class {name}: known are {class_endings}"

@@ -26,7 +26,7 @@ def made_by(path: str, file: Path | None) -> tuple[nn.Module, dict[str, Any]]:
     module, origin = make_module(path), dict[str, Any](path=path)
     if file is not None:
         if not file.is_file():
-            raise UsageError(f"--weights {file}: there is no such file")
+            raise UsageError(f"--weights {file}: the file does not exist")
         tensors = weights.load(file, NESTED)
         try:
             module.load_state_dict({key.removeprefix(COMPILED): x for key, x in tensors.items()})
@@ -54,7 +54,7 @@ def make_module(path: str) -> nn.Module:
     """The module that the function returns."""
     place, colon, name = path.partition(":")
     if not colon or not place or not name:
-        raise UsageError(f"--module {path}: name it as package.module:function")
+        raise UsageError(f"--module {path}: write it as package.module:function")
     sys.path.insert(0, str(Path.cwd()))
     try:
         module = getattr(importlib.import_module(place), name)()
@@ -64,6 +64,6 @@ def make_module(path: str) -> nn.Module:
         sys.path.remove(str(Path.cwd()))
     if not isinstance(module, nn.Module):
         raise UsageError(
-            f"--module {path} makes a {type(module).__name__}: a torch.nn.Module is needed"
+            f"--module {path} returns a {type(module).__name__}: it must return a torch.nn.Module"
         )
     return module

@@ -69,8 +69,8 @@ def open_module(
     samples = batches_of(wishes.numbers)
     if wishes.max_length is not None and wishes.tokenizer is None:
         raise UsageError(
-            "max_length cuts texts, and there is no tokenizer: config={'max_positions': N} limits"
-            " the tokens of a sequence"
+            "max_length truncates texts, but there is no tokenizer: limit the tokens of a"
+            " sequence with config={'max_positions': N}"
         )
     call: Any = wishes.reference
     name = type(module).__qualname__
@@ -135,7 +135,7 @@ def _choose_tensors(
     if not set(outputs) <= keys.keys():
         if any(isinstance(key, str) for key in keys.values()) or len(outputs) > len(keys):
             raise UsageError(
-                f"outputs names {', '.join(outputs)}: the module answers with {', '.join(keys)}"
+                f"outputs has {', '.join(outputs)}, but the module answers with {', '.join(keys)}"
             )
         places: list[Any] = sorted(keys.values(), key=lambda place: place or 0)
         keys = dict(zip(outputs, places, strict=False))
@@ -144,11 +144,15 @@ def _choose_tensors(
         raise UsageError(
             f"{name} answers two sequences of different lengths with {'; '.join(reasons)},"
             f" which cannot be served: {SERVED}. Of its answer {', '.join(fitting)} can be:"
-            f" outputs={fitting} picks that. Or {WAY_ON}"
+            f" choose that with outputs={fitting}, or {WAY_ON}"
         )
     for output in names:
         if names.count(output) > 1 or output in ANSWER_FIELDS:
-            fault = "twice" if names.count(output) > 1 else "as another field of answers is named"
+            fault = (
+                "twice"
+                if names.count(output) > 1
+                else "which is the name of another field of answers"
+            )
             raise UsageError(
                 f"{name} would answer with a tensor {output!r} {fault}: outputs=[...] names those"
                 " of a tuple, and reference=lambda ids: {'name': ...} all"
@@ -170,32 +174,32 @@ def _with_meaning(name: str, tensors: dict[Key, OwnTensor], wishes: Wishes) -> d
         if is_told:
             names = ", ".join(tensor.name for tensor in tensors.values())
             raise UsageError(
-                f"{name} answers with {names}: labels, pooling and task are of one tensor, name it"
-                " with outputs=[...]"
+                f"{name} answers with {names}: labels, pooling and task apply to one tensor:"
+                " choose it with outputs=[...]"
             )
         return tensors
     key, tensor = first
     shape = shape_of(tensor)
     if wishes.labels is not None and len(wishes.labels) != tensor.width:
-        raise UsageError(f"there are {len(wishes.labels)} labels, {name} answers with {shape}")
+        raise UsageError(f"there are {len(wishes.labels)} labels, but {name} answers with {shape}")
     refuse_one_tag(wishes.labels, tensor.of == "token", "labels=None")
     if wishes.pooling and tensor.of == "sequence":
-        raise UsageError(f"pooling is of rows of tokens [B, S, d], {name} answers with {shape}")
+        raise UsageError(f"pooling needs rows of tokens [B, S, d], but {name} answers with {shape}")
     is_of_tokens = {"tag": True, "classify": False, "rerank": False}.get(wishes.task or "")
     if is_of_tokens not in (None, tensor.of == "token") or (
         wishes.task == "rerank" and tensor.width != 1
     ):
         shapes = {"tag": "[B, S, labels]", "classify": "[B, labels]", "rerank": "[B, 1]"}
         raise UsageError(
-            f"task {wishes.task!r} needs an answer {shapes[wishes.task or '']}: {name} answers"
-            f" with {shape}"
+            f"task {wishes.task!r} needs an answer {shapes[wishes.task or '']}, but {name}"
+            f" answers with {shape}"
         )
     if wishes.labels is not None or wishes.task in ("rerank", "classify", "tag"):
         output = "logits"
     elif tensor.of == "sequence":
         output = "pooled"
         if not is_told:
-            print(f"its answer {shape} is served as a vector: labels or task say otherwise")
+            print(f"its answer {shape} is served as a vector; to change this, set labels or task")
     elif wishes.pooling or wishes.task == "embed":
         output = "activations"
     else:
@@ -208,7 +212,9 @@ def _with_texts(reference: Reference) -> Reference:
     """UsageError for a tokenizer or a longest text that does not fit."""
     wishes, limits = reference.wishes, reference.limits
     if not limits.vocab_size:
-        raise UsageError("a tokenizer makes token ids, and the module takes vectors")
+        raise UsageError(
+            "a tokenizer returns token ids, but the module takes vectors: leave the tokenizer out"
+        )
     words = texts.read_for(wishes.tokenizer, limits.vocab_size, limits.max_positions, wishes)
     if isinstance(words, NoTexts):
         raise UsageError(f"the tokenizer cannot be used: {words}")
@@ -309,8 +315,8 @@ def batches_of(samples: Sequence[Any]) -> list[Batch]:
         num_axes = 2 if dtype is np.float32 else 1  # of one sequence
         if dtype is None or values.ndim not in (num_axes, num_axes + 1):
             raise UsageError(
-                "samples of a module as it is are token ids [S] or [B, S], or vectors [S, d] or"
-                f" [B, S, d]; one is {str(sample)[:60]!r}"
+                "samples must be token ids [S] or [B, S], or vectors [S, d] or [B, S, d]; one is"
+                f" {str(sample)[:60]!r}"
             )
         rows = values.astype(dtype)
         batches += [Batch.of([row]) for row in (rows[None] if rows.ndim == num_axes else rows)]
@@ -360,7 +366,7 @@ def _limits(ask: Asking, wishes: Wishes, samples: Sequence[Batch]) -> Limits:
 
     widths = {sample.tokens.shape[1] for sample in samples if sample.field == "inputs"}
     if len(widths) > 1 or (widths and any(sample.field == "input_ids" for sample in samples)):
-        raise UsageError("samples are of one kind, token ids or vectors, all of one width")
+        raise UsageError("samples must all be token ids, or all be vectors of the same width")
     if width := wishes.input_width or next(iter(widths), None):
         limits = limits_of(0, width)
     elif num_ids := wishes.vocab_size:
@@ -373,14 +379,16 @@ def _limits(ask: Asking, wishes: Wishes, samples: Sequence[Batch]) -> Limits:
             fitting = next((candidate for candidate in candidates if _takes(ask, candidate)), None)
             if fitting is None:
                 raise OriginalError(
-                    f"{error}. If it takes vectors, config={{'input_width': d}} says so. If it"
-                    " takes one length alone, a reference fills shorter ones:"
-                    " config={'max_positions': N},"
-                    " reference=lambda x: module(F.pad(x, (0, N - x.shape[1])))"
+                    f"{error}. If the module takes vectors, set config={{'input_width': d}}. If"
+                    " it takes only one length, pad shorter sequences in a reference:"
+                    " config={'max_positions': N}, reference=lambda x: module(F.pad(x, (0, N -"
+                    " x.shape[1])))"
                 ) from error
             limits = fitting
     if (longest := longest_of(ask, limits)) < (wishes.max_positions or 0):
-        raise UsageError(f"config says max_positions {max_positions}, the module takes {longest}")
+        raise UsageError(
+            f"config has max_positions {max_positions}, the limit of the module is {longest}"
+        )
     return limits.model_copy(update={"max_positions": longest})
 
 

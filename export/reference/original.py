@@ -70,7 +70,7 @@ class Answers:
         device = getattr(next(parameters, None), "device", None)
         inputs = [torch.from_numpy(row)[None].to(device) for row in rows]
         fast_path = self._takes_fast_path and torch.backends.mha.get_fastpath_enabled()
-        assert self._call, f"{self.name} was let go of"
+        assert self._call, f"{self.name} was closed"
         try:
             # which sets the random state back: one block for both
             with as_found(self.module, fast_path):
@@ -86,8 +86,8 @@ class Answers:
         for name, tensor in first.items():
             if not torch.equal(tensor.nan_to_num(), second[name].nan_to_num()):
                 raise OriginalError(
-                    f"{self.name} gives two answers to one sequence: something in it is random in"
-                    " evaluation mode, or it keeps something between calls"
+                    f"{self.name} gives two different answers to the same sequence: it is random"
+                    " in evaluation mode, or it keeps state between calls"
                 )
         return {name: tensor.detach().float().cpu().numpy() for name, tensor in first.items()}
 
@@ -189,8 +189,8 @@ class Original:
         if width != self._config.d_model:
             heads = {name: head.width for name, head in self._config.heads.items()}
             raise OriginalError(
-                f"the reference answers with {width} numbers: activations have"
-                f" {self._config.d_model}, heads {heads or 'are none'}"
+                f"the reference answers with {width} numbers, but the activations have"
+                f" {self._config.d_model} and the heads {heads or 'do not exist'}"
             )
         return Compared("activations" if of_every_token else "pooled", of_every_token)
 
@@ -203,14 +203,16 @@ def tensor_of(answer: Any) -> Tensor:
         answer = next((answer[name] for name in FIELDS if name in answer), None)
         if answer is None:
             raise OriginalError(
-                f"the forward answers with {', '.join(map(str, names))}, and a graph of ours has"
-                f" {' or '.join(FIELDS)}"
+                f"the forward answers with {', '.join(map(str, names))}, but one of our own"
+                f" graphs answers with {' or '.join(FIELDS)}"
             )
     elif isinstance(answer, tuple | list) and answer:
         answer = answer[0]
     if not isinstance(answer, Tensor) or answer.dtype != torch.float32:
         kind = answer.dtype if isinstance(answer, Tensor) else type(answer).__name__
-        raise OriginalError(f"the reference answers with {kind}: a tensor of float32 is needed")
+        raise OriginalError(
+            f"the reference answers with {kind}: it must return a tensor of float32"
+        )
     return answer
 
 
@@ -222,8 +224,8 @@ def _squeeze(answer: Array, length: int) -> Array:
     if shape[:-1] in ([1], [], [1, 1]) and shape:
         return answer.reshape(-1)
     raise OriginalError(
-        f"the reference answers one sequence of {length} tokens with the shape {shape}:"
-        f" [1, {length}, width] or [1, width] is needed"
+        f"the reference answers one sequence of {length} tokens with the shape {shape}: it must"
+        f" be [1, {length}, width] or [1, width]"
     )
 
 

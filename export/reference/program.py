@@ -169,13 +169,16 @@ class Program:
         """runs: the object that a person would call. tokenizer: of the texts that it gets; None:
         it brings its own, or takes none. limit: tokens that they are cut to where it says none."""
         self.name = name_in_words(runs)
+        self.advice = ""  # at the end of a failure's message, if a model can go without it
         self.runs: Any = runs
         from transformers import PreTrainedModel
 
         models = (part for part in runs.modules() if isinstance(part, PreTrainedModel))
         self.model: Any = next(models, None)
         if self.model is None:
-            raise ProgramError(f"{type(runs).__qualname__} has no model of transformers in it")
+            raise ProgramError(
+                f"{type(runs).__qualname__} does not contain a model of transformers"
+            )
         self.forward: Any = Forward(runs, self.model)
         self._limit = limit
         if tokenizer is not None and limit:  # which some pipelines cut to, and to nothing else
@@ -223,7 +226,7 @@ class Program:
         try:
             return self.outputs.tensors(*inputs)
         except OriginalError as error:
-            raise ProgramError(f"{error}. Go without with --reference none") from error
+            raise ProgramError(f"{error}{self.advice}") from error
 
     def cut_to(self, limit: int) -> None:
         """Texts are cut to so many tokens from now on."""
@@ -259,8 +262,7 @@ class Program:
     def _failure(self, request: str, error: Exception) -> ProgramError:
         first = str(error).strip().partition("\n")[0]
         return ProgramError(
-            f"{self.name} fails on {request}: {type(error).__name__}: {first}. Go without with"
-            " --reference none"
+            f"{self.name} fails on {request}: {type(error).__name__}: {first}{self.advice}"
         )
 
     def _listen(self) -> None:
@@ -575,7 +577,7 @@ def load_sentence_transformers(folder: Path, runs_code: bool, kind: str | None) 
         import sentence_transformers
     except ImportError:
         raise ProgramError(
-            f"the folder is run by {kind} of sentence-transformers, which is not installed: pip"
+            f"the folder needs {kind} of sentence-transformers, which is not installed: pip"
             " install sentence-transformers"
         ) from None
     program_class = getattr(sentence_transformers, kind, None)
@@ -629,8 +631,8 @@ def _class_of_transformers(name: str, field: str) -> Any:
 
     if (program_class := getattr(transformers, name, None)) is None:
         raise ProgramError(
-            f"config.json: {field} names {name}, which transformers {transformers.__version__} does"
-            " not have. If it is code of the folder that you trust, --trust-remote-code runs it for"
-            " this comparison alone"
+            f"config.json: {field} names {name}, which transformers {transformers.__version__}"
+            " does not have. If the folder has this code and you trust it, --trust-remote-code"
+            " runs it for this comparison only"
         )
     return program_class

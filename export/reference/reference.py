@@ -37,8 +37,8 @@ MOST_COLUMNS = 4096
 
 
 # of tensors that cannot be served
-SERVED = "a tensor of float32 is needed, [B, S, width], [B, S], [B, width] or [B]"
-WAY_ON = "reference=lambda ids: ... makes one of it"
+SERVED = "the answer must be a tensor of float32, [B, S, width], [B, S], [B, width] or [B]"
+WAY_ON = "convert it with reference=lambda ids: ..."
 
 
 class NoNumbersError(UnfitError):
@@ -133,8 +133,8 @@ class Reference:
                 axes = "B, S" if self.ask.turned else "S, B"
                 form = f"vectors [{axes}, d]" if self.limits.input_width else f"ids [{axes}]"
                 raise UsageError(
-                    f"{self.name}'s answer to a sequence depends on the others of its batch: it"
-                    f" differs by {difference:.3g}. If it takes {form}, say"
+                    f"{self.name}'s answer to a sequence depends on the other sequences in the"
+                    f" batch: it differs by {difference:.3g}. If the module takes {form}, set"
                     f" batch_first={self.ask.turned}"
                 )
 
@@ -227,7 +227,7 @@ def describe_answer(ask: Asking, limits: Limits) -> tuple[dict[Key, OwnTensor], 
     if not fitting:
         raise UsageError(
             f"{ask.name} answers two sequences of {' and '.join(map(str, lengths))} tokens with"
-            f" {'; '.join(unfit.values()) or 'no tensor'}: {SERVED}. {WAY_ON}"
+            f" {'; '.join(unfit.values()) or 'no tensor'}: {SERVED}; {WAY_ON}"
         )
     return fitting, unfit
 
@@ -254,7 +254,7 @@ def refuse_wide_rows(name: str, tensors: Mapping[Key, OwnTensor]) -> None:
         if tensor.of == "token" and tensor.width > MOST_COLUMNS:
             raise UnfitError(
                 f"{name} answers each token with {tensor.width:,} numbers, the limit is"
-                f" {MOST_COLUMNS:,}: outputs=[...] or reference= picks fewer"
+                f" {MOST_COLUMNS:,}: choose fewer with outputs=[...] or reference="
             )
 
 

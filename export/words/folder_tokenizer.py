@@ -40,7 +40,7 @@ def load(
     NoTexts if there is none, or if it cannot be converted. CheckpointError if a file is broken.
     """
     if not any(path for pattern in FILES for path in folder.glob(pattern)):
-        raise NoTexts(f"there is no {TOKENIZER} in {folder}, and no vocabulary to make it of")
+        raise NoTexts(f"there is no {TOKENIZER} in {folder}, and no vocabulary to convert")
     json_files.settings(folder / CONFIG)
     if (file := folder / TOKENIZER).exists():
         parse(file)
@@ -73,7 +73,7 @@ def _by_class(folder: Path, settings: Mapping[str, Any]) -> "PreTrainedTokenizer
         return AutoTokenizer.from_pretrained(folder, **{**settings, **safe_settings})
     except Exception as error:  # its classes fail in every way where files are not as expected
         reason = str(error).partition("\n")[0]
-        raise NoTexts(f"transformers cannot make {TOKENIZER} of {folder}: {reason}") from None
+        raise NoTexts(f"transformers cannot convert {folder} to {TOKENIZER}: {reason}") from None
 
 
 def read_file(folder: Path, class_tokenizer: "PreTrainedTokenizerBase") -> Tokenizer | None:
@@ -98,7 +98,7 @@ def write_plain(folder: Path, class_tokenizer: "PreTrainedTokenizerBase", place:
     except sentencepieces.UnlikeError as error:
         raise NoTexts(f"{folder / sentencepieces.FILE} cannot be converted: {error}") from None
     if file_tokenizer is None:
-        raise NoTexts(f"there is no {TOKENIZER} in {folder} that texts could be read by")
+        raise NoTexts(f"there is no {TOKENIZER} in {folder} to tokenize texts with")
     vocabulary = file_tokenizer.get_vocab()
     special_tokens = {
         name: getattr(class_tokenizer, name, None)
@@ -140,8 +140,8 @@ def refuse_unusable(folder: Path, tokenizer: Tokenizer) -> None:
         raise CheckpointError(f"{folder}: the tokenizer cannot be used: {problem}")
     if dropout := getattr(tokenizer.model, "dropout", None):
         raise CheckpointError(
-            f"{folder}: the tokenizer's model has dropout {dropout:.3g}, so the token ids of a text"
-            f" are drawn each time: set model.dropout to null in {TOKENIZER}"
+            f"{folder}: the tokenizer's model has dropout {dropout:.3g}, so the token ids of a"
+            f" text are random: set model.dropout to null in {TOKENIZER}"
         )
 
 

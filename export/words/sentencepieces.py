@@ -55,7 +55,7 @@ def convert(tokenizer: "PreTrainedTokenizerBase", file: Path) -> Tokenizer:
             for number in original.encode(text.lower() if lowers else text)
         ]
         if (actual := pieces(json_tokenizer, text)) != expected:
-            raise UnlikeError(f"{text!r} becomes {actual}, and {expected} by sentencepiece")
+            raise UnlikeError(f"{text!r} becomes {actual}, but sentencepiece returns {expected}")
     return json_tokenizer
 
 

@@ -108,8 +108,8 @@ def read(folder: Path, max_positions: int, as_written: bool = False) -> Texts:
     limit, limited_by = _authors_limit(authors) or fallback
     num_special = tokenizer.num_special_tokens_to_add(pair=False)
     if limit <= num_special:
-        cut = f"{limited_by} cuts them to {limit} tokens"
-        raise NoTexts(f"{cut}, and {num_special} are special tokens")
+        cut = f"{limited_by} truncates them to {limit} tokens"
+        raise NoTexts(f"{cut}, of which {num_special} are special tokens")
     # read once more, as whoever reads the bundle does: the library reads some scores of pieces one
     # step off, and only at the first time
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
@@ -121,8 +121,9 @@ def read(folder: Path, max_positions: int, as_written: bool = False) -> Texts:
         sample_texts.token_ids(backend, sample_texts.texts(backend))
     except sample_texts.CannotRead as error:
         raise CheckpointError(
-            f"{folder}: the tokenizer cannot read every text: {error}. If it is another model's,"
-            " put this model's beside the weights; without one, token ids alone are served"
+            f"{folder}: the tokenizer cannot read every text: {error}. If it belongs to another"
+            " model, put this model's tokenizer next to the weights; without a tokenizer, only"
+            " token ids are served"
         ) from None
     unlike_file = None
     with suppress(UnlikeError, sample_texts.CannotRead):
@@ -159,7 +160,7 @@ def read_for(
     words: Texts | NoTexts
     try:
         if folder is None:
-            raise NoTexts("no tokenizer was given")
+            raise NoTexts("there is no tokenizer")
         words = read(folder, max_positions, wishes.tokenizer_as_written)
     except NoTexts as no_texts:
         words = no_texts
@@ -181,8 +182,8 @@ def refuse_other_ids(folder: Path | None, words: Texts, vocab_size: int) -> None
     if words.num_ids > vocab_size:
         raise CheckpointError(
             f"{folder}: the tokenizer has ids up to {words.num_ids - 1}, the model has embeddings"
-            f" of ids below {vocab_size} (vocab_size in config.json): take out the tokens"
-            " that were added to the tokenizer alone, or resize the model's embeddings"
+            f" of ids below {vocab_size} (vocab_size in config.json): remove the tokens that were"
+            " added to the tokenizer only, or resize the model's embeddings"
         )
 
 
@@ -198,7 +199,8 @@ def cut(words: Texts | NoTexts, max_positions: int, wishes: Wishes) -> Texts | N
         reason = f", whose texts have {num_special} special tokens"
     if not num_special < max_length <= max_positions:
         raise UsageError(
-            f"{option} {max_length}: {num_special + 1} to {max_positions} for this model{reason}"
+            f"{option} is {max_length}, but must be {num_special + 1} to {max_positions} for"
+            f" this model{reason}"
         )
     if isinstance(words, NoTexts):
         return words
@@ -270,7 +272,9 @@ def _refuse_what_is_not_done(
 ) -> None:
     """NoTexts if the server's vectors would differ from the authors'."""
     if tokenizer.truncation_side != "right":
-        raise NoTexts(f"{folder_tokenizer.CONFIG} cuts them on the left, which is not supported")
+        raise NoTexts(
+            f"{folder_tokenizer.CONFIG} truncates them on the left, which is not supported"
+        )
     for name, reason in NOT_DONE.items():
         setting = authors.settings.get(name)
         if setting and not (name == "processing_kwargs" and {*setting} == {CHAT_TEMPLATE}):
@@ -278,11 +282,12 @@ def _refuse_what_is_not_done(
     for name in LENGTHS.values():
         if authors.settings.get(name) and authors.mask is None:
             subject = f"{authors.settings_file} has {name}"
-            raise NoTexts(f"{subject}, which is supported with a MultiVectorMask only")
+            raise NoTexts(f"{subject}, which is supported only with a MultiVectorMask")
     if authors.is_embedder and authors.fills_template and tokenizer.chat_template:
         raise NoTexts(
-            f"{authors.settings_file} has modality_config.message, by which every text goes through"
-            " the chat template, and only pairs do here; remove it there to serve texts as they are"
+            f"{authors.settings_file} has modality_config.message, which applies the chat"
+            " template to every text. Here it is applied to pairs only; remove the field to serve"
+            " texts without the template"
         )
 
 
@@ -400,7 +405,7 @@ def _authors_limit(authors: SentenceTransformers) -> tuple[int, str] | None:
             if isinstance(limit, bool) or not isinstance(limit, int | float) or math.isnan(limit):
                 raise CheckpointError(
                     f"{file}: the limit of texts (max_seq_length or model_max_length) is"
-                    f" {limit!r}: a number of tokens is needed"
+                    f" {limit!r}, but must be a number of tokens"
                 )
             return int(min(limit, sys.maxsize)), file
     return None

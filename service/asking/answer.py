@@ -145,7 +145,7 @@ class Answers:
             self.gate.queue.sweep(time.monotonic())
         ask.there = ask.rows.leave_out_missing()
         if not ask.there:
-            raise self.gate.too_late(ask, "others were served first, or it is too short")
+            raise self.gate.too_late(ask, "other requests were served first, or it is too short")
         ask.batch = Batch.joined([(ask.batch, index) for index in ask.there])
         ask.padding = Padding(ask.batch.lengths, None)
         ask.sizes = [o.size(ask.model.bundle, ask.batch, ask.padding) for o in ask.outputs]
@@ -162,7 +162,9 @@ class Answers:
                 load = self._load_again(ask.model)
                 ask.model = await self._handover.result(load, ask, cancels=False)
         except TimeoutError:
-            raise self.gate.too_late(ask, "the model was unloaded, and is being loaded") from None
+            raise self.gate.too_late(
+                ask, "the model was unloaded and is being loaded again"
+            ) from None
         self.gate.hold(ask, "bodies", 0)
         ask.record.stages_s["load"] = time.monotonic() - started
 

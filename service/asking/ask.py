@@ -165,7 +165,7 @@ class Ask:
         model, prompt_name = self.find_model_and_prompt(models, ref, None, task)
         if prompt_name is not None:
             raise InvalidInput(
-                f"model names the prompt {prompt_name[:60]!r}, which has no meaning here: send"
+                f"model has the prompt {prompt_name[:60]!r}, which has no effect here: send"
                 f" {model.name!r}",
                 param="model",
             )
@@ -182,7 +182,7 @@ class Ask:
         selection = models.meant(ref, task)
         if selection.prompt_name is not None and prompt_name is not None:
             raise InvalidInput(
-                f"prompt_name is {prompt_name[:60]!r}, but model already names the prompt"
+                f"prompt_name is {prompt_name[:60]!r}, but model already has the prompt"
                 f" {selection.prompt_name[:60]!r}: send one of them",
                 param="prompt_name",
             )

@@ -145,7 +145,7 @@ class Gate:
         if max_requests and now >= max_requests:
             raise rejection(
                 TooManyAtOnce,
-                f"the API key {ask.key!r} has {now} requests under way, its limit is"
+                f"the API key {ask.key!r} has {now} requests in progress, its limit is"
                 f" {max_requests};",
             )
         self.keep(ask, "requests", 1)
@@ -165,14 +165,14 @@ class Gate:
             if account == "calls":
                 raise rejection(
                     TooManyConnections,
-                    f"{total} calls over gRPC are under way, the limit is {limit}, of which each"
-                    " API key leaves some to others;",
+                    f"{total} calls over gRPC are in progress, the limit is {limit}, of which"
+                    " each API key leaves some to the other keys;",
                 )
             raise rejection(
                 BodiesFull if account == "bodies" else ResponsesFull,
                 f"overloaded: {account} in progress hold {total:,} bytes, this request needs"
                 f" {increase:,} more, the limit is {limit:,}, of which a caller leaves"
-                f" 1/{BYTES.ratio + 1} to others;",
+                f" 1/{BYTES.ratio + 1} to the other callers;",
             )
         self.keep(ask, account, amount)
 
@@ -241,15 +241,15 @@ class Gate:
         left_s = ask.started + ask.timeout_s - now
         if ask.answer_s > left_s:
             raise Expired(
-                f"making and writing the answer takes about {ask.answer_s:.3g} s, the deadline is"
-                f" in {left_s:.3g} s: ask for less at once, or allow more time"
+                f"computing and writing the answer takes about {ask.answer_s:.3g} s, the deadline"
+                f" is in {left_s:.3g} s: request less at once, or allow more time"
             )
         if ask.answer_s:
             others_s = self.before_s("answer_s", ask.key, ask.answer_s) / self._num_encoders
             if ask.answer_s + others_s > left_s:
                 raise rejection(
                     DeadlineNotMet,
-                    f"overloaded: answers being made take {others_s:.3g} s, this one about"
+                    f"overloaded: the answers in progress take {others_s:.3g} s, this one about"
                     f" {ask.answer_s:.3g} s more, the deadline is in {left_s:.3g} s;",
                     others_s,
                 )
@@ -280,9 +280,9 @@ class Gate:
         is predicted to be late. Counted from then on, until it is computed."""
         if (num_bytes := ask.num_bytes + ask.kept_bytes) > (limit := self.limits["responses"]):
             raise InvalidInput(
-                f"{ask.field}: the answer and what it is made of would take"
-                f" {num_bytes / 2**20:.0f} MiB, the limit is {limit / 2**20:.0f}: send less at"
-                " once",
+                f"{ask.field}: the answer and the rows it is computed from would take"
+                f" {num_bytes / 2**20:.0f} MiB, the limit is {limit / 2**20:.0f}: send less"
+                " at once",
                 param=ask.field,
             )
         if ask.in_time:
@@ -300,8 +300,8 @@ class Gate:
             raise rejection(
                 DeadlineNotMet,
                 f"{ask.field} has {ask.batch.num_tokens:,} tokens: the answer would take"
-                f" {finish_s:.3g} s, of which {others_s:.3g} s for others; the deadline is in"
-                f" {left_s:.3g} s: send less at once, allow more time, or",
+                f" {finish_s:.3g} s, of which {others_s:.3g} s for other requests; the deadline"
+                f" is in {left_s:.3g} s: send less at once, allow more time, or",
                 max(1.0, others_s),
             )
         self.keep(ask, "bulk_s", bulk_s)

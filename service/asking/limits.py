@@ -38,15 +38,16 @@ def check(ask: Ask, settings: Settings) -> None:
         # protocols ask for some without naming them
         if bundle.manifest.as_it_is and not output.is_of(bundle):
             raise InvalidInput(
-                f"{bundle.ref} is served as it is: it has no {output.name}, and answers with"
-                f" {', '.join(kind.name for kind in bundle.manifest.as_it_is)}. Ask /v1/infer",
+                f"{bundle.ref} is served as its authors wrote it: it has no {output.name}, but"
+                f" answers with {', '.join(kind.name for kind in bundle.manifest.as_it_is)}."
+                " Send the request to /v1/infer",
                 param="model",
             )
         output.check(bundle)
         if output.is_of_lens and ask.precision != "fp32":
             raise InvalidInput(
-                f"{output.name} is of fp32, and this request is computed in {ask.precision}: ask"
-                ' for "precision": "fp32"',
+                f"{output.name} is available in fp32 only, but this request is computed in"
+                f' {ask.precision}: send "precision": "fp32"',
                 param="precision",
             )
     ask.sizes = [output.size(bundle, batch, padding) for output in ask.outputs]
@@ -96,14 +97,14 @@ def _check_tokens(ask: Ask) -> None:
     width = limits.input_width
     if width is None and tokens.ndim > 1:
         raise InvalidInput(
-            f"{ask.field} has vectors, and {bundle.ref} takes token ids: send input_ids",
+            f"{ask.field} has vectors, but {bundle.ref} takes token ids: send input_ids",
             param=ask.field,
         )
     if width is not None:
         if tokens.shape[1:] != (width,):
             sent = f"vectors of {tokens.shape[1]} numbers" if tokens.ndim > 1 else "token ids"
             raise InvalidInput(
-                f"{ask.field} has {sent}, and {bundle.ref} takes vectors of {width} numbers: send"
+                f"{ask.field} has {sent}, but {bundle.ref} takes vectors of {width} numbers: send"
                 f" inputs, [batch][seq][{width}]",
                 param=ask.field,
             )
@@ -123,8 +124,8 @@ def _check_tokens(ask: Ask) -> None:
     elif limits.pad_id is not None and np.count_nonzero(pads := tokens == limits.pad_id):
         row, column = _place(ask.padding, int(pads.argmax()))
         raise InvalidInput(
-            f"{ask.field}[{row}][{column}] is {limits.pad_id}: {bundle.ref} takes this id for a pad"
-            f" wherever it stands. Leave it out, or mask it{ask.hint}",
+            f"{ask.field}[{row}][{column}] is {limits.pad_id}: {bundle.ref} treats this id as"
+            f" padding at every position. Leave it out, or mask it{ask.hint}",
             param=ask.field,
         )
     types, limit = ask.batch.types, limits.type_vocab_size

@@ -138,7 +138,7 @@ async def infer(body: HuggingFaceRequest, ask: Ask, tools: Tools) -> Encode:
         _check_parameters(body.parameters or TaskParameters(), Strict, "similarity")
         for name in OF_FEATURES:
             if getattr(body, name) is not None:
-                raise InvalidInput(f"{name} is set, but has no meaning for similarity", param=name)
+                raise InvalidInput(f"{name} is set, but has no effect for similarity", param=name)
         if not body.inputs.sentences:
             raise InvalidInput("inputs.sentences is empty: send at least one text", param="inputs")
         sentences = [body.inputs.source_sentence, *body.inputs.sentences]
@@ -154,7 +154,7 @@ async def infer(body: HuggingFaceRequest, ask: Ask, tools: Tools) -> Encode:
     truncate = tools.texts.cuts(body.truncate, by_default=run is None)
     to_tokenize = TextsToTokenize.prompted("inputs", texts, truncate, model, prompt_name)
     parameters = body.parameters or TaskParameters()
-    _check_parameters(parameters, options_type, f"what is asked of {model.bundle.ref}")
+    _check_parameters(parameters, options_type, f"the task of {model.bundle.ref}")
     if run is None:
         await text_tasks.want_vectors(ask, tools, to_tokenize, body.dimensions, body.normalize)
         in_text = body.encoding_format == "base64"
@@ -173,7 +173,7 @@ def _check_parameters(parameters: TaskParameters, options_type: type[Strict], pu
     changed_names = {name for name in fields if getattr(parameters, name) != fields[name].default}
     for name in sorted(changed_names - set(options_type.model_fields)):
         raise InvalidInput(
-            f"parameters.{name} is set, but has no meaning for {purpose}; known are"
+            f"parameters.{name} is set, but has no effect for {purpose}; known are"
             f" {', '.join(options_type.model_fields) or 'none'}",
             param="parameters",
         )

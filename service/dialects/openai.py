@@ -301,7 +301,7 @@ async def score(body: CompletionRequest, ask: Ask, tools: Tools) -> Encode:
     if body.max_tokens not in (0, 1):
         value: Any = body.max_tokens
         if value is None:
-            value = "missing, which asks for 16 new tokens"
+            value = "missing, which means 16 new tokens"
         raise InvalidInput(
             f"max_tokens is {value}: this server scores, it does not generate; send 0, or 1"
             " for the likeliest next token",
@@ -309,21 +309,21 @@ async def score(body: CompletionRequest, ask: Ask, tools: Tools) -> Encode:
         )
     if not body.max_tokens and not _scores_prompt(body):
         raise InvalidInput(
-            "max_tokens is 0, but echo and logprobs are not both set: nothing would be answered"
-            " but what was sent",
+            "max_tokens is 0, but echo and logprobs are not both set, so the answer would contain"
+            " only the prompt: set both",
             param="max_tokens",
         )
     if body.max_tokens and body.temperature != 0:
         value = "missing, which means 1" if body.temperature is None else body.temperature
         raise InvalidInput(
-            f"temperature is {value}: the new token is always the likeliest one, never drawn by"
-            " chance; send 0",
+            f"temperature is {value}: the new token is always the likeliest one, never a random"
+            " one; send 0",
             param="temperature",
         )
     if body.temperature not in (None, 0, 1):
         raise InvalidInput(
-            f"temperature is {body.temperature}: log-probabilities are the model's own, those of"
-            " 1; leave temperature out",
+            f"temperature is {body.temperature}: log-probabilities are always computed at"
+            " temperature 1; leave temperature out",
             param="temperature",
         )
     # callers score with a tokenizer that they chose for this model, which may add nothing

@@ -176,7 +176,7 @@ async def decide(body: SystemOneRequest, ask: Ask, tools: Tools) -> Encode:
     cross-encoder how well the state fits them. The softmax of a question's options is its answer.
     """
     if body.assets:
-        raise InvalidInput("assets has images, and none are read here: send text", param="assets")
+        raise InvalidInput("assets has images, which are not supported: send text", param="assets")
     model_name = None if body.model == ANY_MODEL not in tools.models.aliases else body.model
     model = ask.find_model(tools.models, model_name, "decide")
     options = _Options(body.questions, [], [])

@@ -494,8 +494,8 @@ async def predict_instances(body: VertexRequest, ask: Ask, tools: Tools) -> Json
             if kind and kinds[0] and kind != kinds[0]:
                 nouns = ("texts", "token ids") if str in kind else ("token ids", "texts")
                 raise InvalidInput(
-                    f"instances[{index}] has {nouns[0]}, instances[0] has {nouns[1]}: send them in"
-                    " requests of their own",
+                    f"instances[{index}] has {nouns[0]}, instances[0] has {nouns[1]}: send them"
+                    " in separate requests",
                     param="instances",
                 )
         inputs = [text_or_ids for request in embeddings for text_or_ids in request.inputs]
@@ -530,8 +530,8 @@ async def _instances(
             if value != first_value:
                 raise InvalidInput(
                     f"instances[{index}] has {field} {shown(value)}, instances[0] has"
-                    f" {shown(first_value)}: send instances with other options in a request of"
-                    " their own",
+                    f" {shown(first_value)}: send instances with different options in separate"
+                    " requests",
                     param="instances",
                 )
     return instances

@@ -123,10 +123,13 @@ async def tokenize(body: TokenizeRequest, ask: Ask, tools: Tools) -> Payload | b
     model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name)
     if (rows := body.input_ids) is not None:  # their tokens, as the vocabulary writes them
         if body.texts is not None:
-            raise InvalidInput("texts and input_ids are both given: send one", param="input_ids")
+            raise InvalidInput(
+                "texts and input_ids are both set: send one of them", param="input_ids"
+            )
         if (num_ids := sum(map(len, rows))) > MAX_IDS:
             raise InvalidInput(
-                f"input_ids has {num_ids} ids, at most {MAX_IDS} are read", param="input_ids"
+                f"input_ids has {num_ids} ids, the limit is {MAX_IDS}: send fewer",
+                param="input_ids",
             )
         if (vocabulary := model.tokenizer) is None:
             raise InvalidInput(f"{model.bundle.ref} has no tokenizer", param="input_ids")
@@ -157,7 +160,9 @@ async def tokenize(body: TokenizeRequest, ask: Ask, tools: Tools) -> Payload | b
     elif prompt_name is None:
         texts = TextsToTokenize.typed("texts", body.texts, truncate, model, body.input_type)
     else:
-        raise InvalidInput("input_type and a prompt are both named: send one", param="input_type")
+        raise InvalidInput(
+            "input_type and a prompt are both set: send one of them", param="input_type"
+        )
     tokenizer = tools.texts.tokenizer(texts)
     # texts that are too long are shown too, so that callers see by how much
     work = partial(_encode_texts, tokenizer, truncate, ask.cut)

@@ -77,7 +77,8 @@ async def score(body: ScoreRequest, ask: Ask, tools: Tools) -> Encode:
     first, second = body.text_1, body.text_2
     if len(first) not in (1, len(second)):
         raise InvalidInput(
-            f"text_1 has {len(first)} texts, text_2 has {len(second)}: send one, or as many",
+            f"text_1 has {len(first)} texts, text_2 has {len(second)}: send one text in"
+            " text_1, or as many as in text_2",
             param="text_1",
         )
     pairs = list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))

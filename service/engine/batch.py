@@ -232,8 +232,8 @@ def from_lists(
             raise _invalid(
                 field,
                 row,
-                f"has {sizes[row]} tokens, row 0 has {sizes[0]}: rows under a mask are of one"
-                " length",
+                f"has {sizes[row]} tokens, row 0 has {sizes[0]}: with a mask, all rows must have"
+                " the same length",
             )
         _check_same_shape("attention_mask", attention_mask, sizes, field)
     if token_type_ids is not None:
@@ -268,7 +268,7 @@ def from_rows(
     """Sequences end to end, none empty -> a batch. InvalidInput unless the lengths add up."""
     if not len(lengths) or (lengths < 1).any():
         raise InvalidInput(
-            "lengths has an empty sequence, or none at all: each has at least one token",
+            "lengths has an empty sequence, or no sequences: each must have at least one token",
             param="lengths",
         )
     # in two halves: the sum may exceed 64 bits
@@ -305,7 +305,7 @@ def from_grid(
         raise _invalid(
             "attention_mask",
             row,
-            f"[{column}] is {attention_mask[row, column]}: 0 (pad) or 1 (real token)",
+            f"[{column}] is {attention_mask[row, column]}: it must be 0 (pad) or 1 (real token)",
         )
     types = None
     if token_type_ids is not None:
@@ -351,8 +351,8 @@ def _vectors(field: str, rows: list[list[list[float]]], num: int) -> Floats:
             raise _invalid(
                 field,
                 row,
-                f"[{column}] has {widths[column]} numbers, {field}[0][0] has {width}: a vector"
-                " stands for each token, all of one width",
+                f"[{column}] has {widths[column]} numbers, {field}[0][0] has {width}: send one"
+                " vector per token, all of the same width",
             )
     values = chain.from_iterable(chain.from_iterable(rows))
     flat = np.empty(num * width, np.float32)
@@ -380,6 +380,8 @@ def _flatten(field: str, rows: list[list[int]], num: int, mask: Ints | None = No
         for column, value in enumerate(cells):
             if value is None and (mask is None or mask[row * len(cells) + column]):
                 raise _invalid(
-                    field, row, f"[{column}] is {rows[row][column]}: outside 64-bit integers"
+                    field,
+                    row,
+                    f"[{column}] is {rows[row][column]}, which is outside 64-bit integers",
                 )
     return _flatten(field, [[value or 0 for value in row] for row in small_rows], num)

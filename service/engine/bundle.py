@@ -233,7 +233,7 @@ def read(path: Path, trusted_keys: Sequence[Path] = ()) -> Bundle:
     if not isinstance(certificate, dict):
         raise _refuse(path, f"{CERTIFICATE} is missing or broken", "verify")
     if certificate.get("manifest_sha256") != bundle.manifest_sha256:
-        raise _refuse(path, f"{CERTIFICATE} is of another {MANIFEST}", "verify")
+        raise _refuse(path, f"{CERTIFICATE} belongs to a different {MANIFEST}", "verify")
     if certificate.get("passed") is not True:
         raise _refuse(path, f"{CERTIFICATE} records a failed check", "export")
     try:  # what the server needs of it
@@ -246,7 +246,7 @@ def read(path: Path, trusted_keys: Sequence[Path] = ()) -> Bundle:
     certificate_sha256 = hashlib.sha256(content).hexdigest()
     digests = {MANIFEST: bundle.manifest_sha256, CERTIFICATE: certificate_sha256}
     if signed_digests is not None and not digests.items() <= signed_digests.items():
-        raise StartupError(f"bundle {path} changed while it was read; load it again")
+        raise StartupError(f"bundle {path} changed while it was being read; load it again")
     return replace(bundle, certificate=certificate)
 
 
@@ -257,7 +257,7 @@ def read_uncertified(path: Path) -> Bundle:
         manifest = Manifest.model_validate_json(content)
     except FileNotFoundError:
         if not path.is_dir():
-            raise StartupError(f"bundle {path}: there is no such folder") from None
+            raise StartupError(f"bundle {path}: the folder does not exist") from None
         if is_version(path):
             raise _refuse(path, f"{MANIFEST} is missing", "export") from None
         inside = chain(path.glob(f"*/{MANIFEST}"), path.glob(f"*/*/{MANIFEST}"))
@@ -269,7 +269,10 @@ def read_uncertified(path: Path) -> Bundle:
     except ValidationError as error:
         raise _refuse(path, f"{MANIFEST} is broken: {_first(error)}", "export") from None
     if manifest.format != FORMAT:
-        problem = f"{MANIFEST} has format {manifest.format}, this version reads {FORMAT}"
+        problem = (
+            f"{MANIFEST} has format {manifest.format}, but this version of addnorm reads format"
+            f" {FORMAT}"
+        )
         raise _refuse(path, problem, "export")
     if misfit := manifest.misfit():
         raise _refuse(path, f"{MANIFEST} has {misfit}", "export")
@@ -291,11 +294,10 @@ def read_uncertified(path: Path) -> Bundle:
             try:
                 file_names = files.files_beside(path / name)
             except ValueError as error:
-                raise _refuse(path, f"{name} is no graph: {error}", "export") from None
+                raise _refuse(path, f"{name} is not a valid graph: {error}", "export") from None
             for file_name in sorted(file_names - manifest.files.keys()):
                 problem = (
-                    f"{MANIFEST} has no sha256 of {file_name[:100]!r}, from which {name} takes"
-                    " weights"
+                    f"{MANIFEST} has no sha256 of {file_name[:100]!r}, which has weights of {name}"
                 )
                 raise _refuse(path, problem, "export")
     return Bundle(path, manifest, hashlib.sha256(content).hexdigest())

@@ -216,12 +216,12 @@ def check_graph(
     for name, width in widths.items():
         if name not in shapes or shapes[name][-1] != width:
             raise StartupError(
-                f"{graph} makes {name} of shape {shapes.get(name)}, the manifest says {width}"
-                " numbers a row; export it again"
+                f"{graph} returns {name} of shape {shapes.get(name)}, but the manifest has"
+                f" {width} numbers per row; export it again"
             )
     input_names = [node.name for node in session.get_inputs()]
     if sorted(input_names) != sorted(inputs):
         raise StartupError(
-            f"{graph} takes {', '.join(input_names)}, the manifest says {', '.join(inputs)};"
+            f"{graph} takes {', '.join(input_names)}, but the manifest has {', '.join(inputs)};"
             " export it again"
         )

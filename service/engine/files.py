@@ -55,7 +55,7 @@ def difference(file: Path, expected: File) -> str | None:
     if not file.is_file():
         return f"{file.name} is missing"
     if (num_bytes := file.stat().st_size) != expected.num_bytes:
-        return f"{file.name} has {num_bytes} bytes, {expected.num_bytes} recorded"
+        return f"{file.name} has {num_bytes} bytes, but {expected.num_bytes} are recorded"
     return None if sha256(file) == expected.sha256 else f"{file.name} does not match its sha256"
 
 

@@ -97,10 +97,10 @@ def from_text(text: str) -> Recorded:
     values = list(parts.values()) if isinstance(parts, dict) else [None]
     if not all(isinstance(value, str) for value in values) or "fingerprint" not in parts:
         raise ValueError(
-            f"{text[:60]!r} is no fingerprint: it has {NUM_DIGITS} hexadecimal digits, or is a JSON"
-            ' object of its parts and "fingerprint"'
+            f"{text[:60]!r} is not a fingerprint: give {NUM_DIGITS} hexadecimal digits, or a JSON"
+            ' object with its parts and "fingerprint"'
         )
     digest = parts.pop("fingerprint")
     if parts and digest_of(parts) != digest:
-        raise ValueError(f"the fingerprint {digest[:60]!r} is not that of the parts beside it")
+        raise ValueError(f"the fingerprint {digest[:60]!r} does not match its parts")
     return Recorded(digest, parts or None)

@@ -18,7 +18,7 @@ def _check_time(value: str) -> str:
     try:
         datetime.fromisoformat(value).timestamp()
     except (ValueError, OverflowError, OSError):
-        raise ValueError("it is no time in ISO 8601") from None
+        raise ValueError("it is not a time in ISO 8601") from None
     return value
 
 

@@ -67,7 +67,7 @@ def check_alias(name: str, alias: Alias, bundle: Bundle) -> None:
             )
     if (alias.first or alias.max_time_ms) and "rerank" not in bundle.tasks:
         raise StartupError(
-            f"ADDNORM_ALIASES: {name} has first or max_time_ms, and {bundle.ref} cannot rerank"
+            f"ADDNORM_ALIASES: {name} has first or max_time_ms, but {bundle.ref} cannot rerank"
         )
     if alias.dimensions is not None and not 1 <= alias.dimensions <= width:
         raise StartupError(
@@ -84,7 +84,8 @@ def check_distinct(aliases: Mapping[str, Alias], bundle: Bundle) -> None:
         is_version = alias.startswith(f"{name}/") and alias.removeprefix(f"{name}/").isdecimal()
         if alias == name or is_version or alias in prompt_names:
             raise StartupError(
-                f"ADDNORM_ALIASES: {alias} is a name of the bundle {bundle.ref} too: choose another"
+                f"ADDNORM_ALIASES: {alias} is also a name of the bundle {bundle.ref}: choose"
+                " another"
             )
 
 

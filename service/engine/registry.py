@@ -32,7 +32,9 @@ WORDS: dict[Task, str] = {
 def abilities(bundle: Bundle) -> str:
     """The model's tasks, in words."""
     words = " and ".join(WORDS[task] for task in bundle.tasks)
-    return f"it can {words}" if words else "it is a module as it is, for /v1/infer and KServe V2"
+    return (
+        f"it can {words}" if words else "it is a module served as it is: use /v1/infer or KServe V2"
+    )
 
 
 State = Literal["READY", "LOADING", "UNAVAILABLE"]  # in KServe's words
@@ -240,8 +242,8 @@ class Models:
                 )
         if prompt_name is not None and alias.prompt_name is not None:
             raise InvalidInput(
-                f"model is {ref[:200]!r}, whose name before the colon has the prompt"
-                f" {alias.prompt_name!r} already: leave the colon and what follows it out",
+                f"model is {ref[:200]!r}, but the alias before the colon already has the prompt"
+                f" {alias.prompt_name!r}: leave out the colon and the text after it",
                 param="model",
             )
         prompt_name = alias.prompt_name if prompt_name is None else prompt_name
@@ -294,8 +296,8 @@ class Models:
             raise InvalidInput(f"no model served here can {WORDS[task]}", param="model")
         if len(names) > 1:
             raise InvalidInput(
-                f"model is missing; {', '.join(names)} can {WORDS[task]}: name one, or set"
-                f" ADDNORM_DEFAULT_MODELS={task}={names[0]}",
+                f"model is missing; {', '.join(names)} can {WORDS[task]}: send one of them, or"
+                f" set ADDNORM_DEFAULT_MODELS={task}={names[0]}",
                 param="model",
             )
         return names[0]

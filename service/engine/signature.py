@@ -88,10 +88,10 @@ def check(path: Path, trusted_keys: Sequence[Path]) -> dict[str, str]:
                     elif name not in files.digests:
                         problem = f"{name} was signed and is missing"
                     elif signed_digests[name] != files.digests[name]:
-                        problem = f"{name} is not as it was signed"
-                raise _refuse(path, problem, "copy it again from where it was signed") from None
+                        problem = f"{name} changed after it was signed"
+                raise _refuse(path, problem, "copy it again from the signed original") from None
             reason = f" ({_first_line(error)})" if kind == "certificate" else ""
-    problem = f"{SIGNATURE} is by no {kind} that {KEYS} names{reason}"
+    problem = f"{SIGNATURE} was not made with a {kind} in {KEYS}{reason}"
     raise _refuse(path, problem, f"add the signer's {kind} there if you trust it")
 
 
@@ -174,7 +174,7 @@ def _refuse_links(path: Path) -> None:
     """The target of a link may change without a trace in the folder."""
     links = [file.name for file in sorted(path.resolve().rglob("*")) if file.is_symlink()]
     if links:
-        problem = f"{links[0]} is a link, and a signed bundle has none"
+        problem = f"{links[0]} is a link, which a signed bundle must not have"
         raise StartupError(f"bundle {path}: {problem}; put a copy of the file there")
 
 

@@ -249,7 +249,8 @@ class Tokenizer:
         )
         if template_text is None:
             raise CannotCut(
-                index, "is cut in its second text only: the first leaves no room for it"
+                index,
+                "is truncated in its second text only, and the first text leaves no room for it",
             )
         return template_text
 
@@ -282,7 +283,8 @@ class Tokenizer:
                     if self._pair_strategy == "only_second":
                         cut_text, long_text = long_text, cut_text
                     reason = (
-                        f"is cut in its {cut_text} text only, and the {long_text} leaves no room"
+                        f"is truncated in its {cut_text} text only, and the {long_text} text"
+                        " leaves no room for it"
                     )
                     raise CannotCut(index, f"{reason} for it") from error
             raise
@@ -292,7 +294,10 @@ class Tokenizer:
         the work. left: all of it, as the place of the cut depends on its tokens from the first
         on."""
         if left and (num := num_characters(text)) > self.max_whole_characters:
-            reason = f"has {num} characters: only {self.max_whole_characters} are read to cut on"
+            reason = (
+                f"has {num} characters: a text of more than {self.max_whole_characters}"
+                " characters cannot be truncated"
+            )
             raise CannotCut(index, f"{reason} the left")
         if not isinstance(text, str) and self.num_special_of_pair > self.max_text_tokens:
             reason = f"has {self.num_special_of_pair} special tokens, the limit is"
@@ -327,7 +332,8 @@ class Tokenizer:
             raise CannotCut(
                 index,
                 f"has {len(text)} characters: how this model's tokenizer splits a text depends on"
-                f" its end, so only texts of up to {self.max_cut_characters} are cut",
+                f" its end, so only texts of up to {self.max_cut_characters} characters are"
+                " truncated",
                 part,
             )
         size = min(LIKELY_CHARACTERS * self.max_text_tokens, self.max_cut_characters)
@@ -341,8 +347,8 @@ class Tokenizer:
             return text
         raise CannotCut(
             index,
-            f"has {len(text)} characters, and its first {self.max_cut_characters} do not hold"
-            f" the tokens needed to cut it to {self.max_text_tokens}",
+            f"has {len(text)} characters, and its first {self.max_cut_characters} have too few"
+            f" tokens to truncate it to {self.max_text_tokens}",
             part,
         )
 
@@ -398,7 +404,7 @@ def growth_problem(tokenizer: tokenizers.Tokenizer) -> str | None:
         growth = 1.0 if part is None else _growth(json.loads(part.__getstate__()))
         if growth > MOST_GROWTH:
             return (
-                f"its replacements may make {growth:.3g} characters of one, the limit is"
+                f"its replacements may turn one character into {growth:.3g}, the limit is"
                 f" {MOST_GROWTH}"
             )
     return None

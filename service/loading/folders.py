@@ -54,15 +54,17 @@ def find(root: Root) -> Listing:
     place = root if isinstance(root, Path) else ", ".join(map(str, root))
     if bundle_folders.unreadable:
         reasons = "; ".join(bundle_folders.unreadable.values())
-        raise StartupError(f"no bundle under {place} can be read: {reasons}")
+        raise StartupError(f"no bundle in {place} can be read: {reasons}")
     if isinstance(root, Path):
         path, command = root.absolute(), f"addnorm export --preset notebook --out {root}"
-        reason = f"no bundle under {root}: make one with `{command}`"
+        reason = f"no bundle in {root}: export one with `{command}`"
         if (root / bundles.MANIFEST).is_file():
-            reason = f"{root} is a bundle: name the folder of its name's folder, {path.parents[1]}"
+            reason = f"{root} is a bundle: give the folder two levels up, {path.parents[1]}"
         elif any(root.glob(f"*/{bundles.MANIFEST}")):
-            reason = f"{root} holds versions of one bundle: name the folder above, {path.parent}"
+            reason = (
+                f"{root} has the versions of one bundle: give the folder above it, {path.parent}"
+            )
         elif (root / "config.json").is_file():
-            reason = f"{root} is a checkpoint: `addnorm serve {root}` exports it and serves it"
+            reason = f"{root} is a checkpoint: export and serve it with `addnorm serve {root}`"
         raise StartupError(reason)
-    raise StartupError(f"no bundle under {place}: they have gone since they were exported")
+    raise StartupError(f"no bundle in {place}: the exported bundles have been removed")

@@ -43,19 +43,20 @@ def load(
     folder = f"{bundle.path.parent.name}/{bundle.path.name}"
     if folder != bundle.ref:
         raise StartupError(
-            f"bundle {bundle.path} says it is {bundle.ref}: move it to a folder of that name"
+            f"the manifest of bundle {bundle.path} has the name {bundle.ref}: move it to a"
+            " folder with this name"
         )
     if settings.require_reference and not bundle.is_compared:
         raise StartupError(
             f"{bundle.ref} was compared with"
-            f" {bundle.compared_with.get('name') or 'itself alone'}, and ADDNORM_REQUIRE_REFERENCE"
-            " is set: export it again without --reference none; or a model in memory with"
-            " `reference=`, the module that its weights come from"
+            f" {bundle.compared_with.get('name') or 'itself alone'}, but"
+            " ADDNORM_REQUIRE_REFERENCE is set: export it again without --reference none, or, for"
+            " a model in memory, with `reference=` and the module that its weights come from"
         )
     if bundle.manifest.as_it_is and not bundle.peak_bytes:
         log.warning(
-            "%s: its certificate does not say how much memory long texts take, so none is rejected"
-            " for it; `addnorm verify` measures it on Linux",
+            "%s: its certificate does not record the memory of long texts, so no text is rejected"
+            " for its memory; to measure it, run `addnorm verify` on Linux",
             bundle.ref,
         )
     is_again = predecessor and predecessor.bundle.manifest_sha256 == bundle.manifest_sha256
@@ -85,8 +86,8 @@ def load(
             examples = ", ".join(reproduction.different[:NUM_NAMED])
             num_unnamed = len(reproduction.different) - NUM_NAMED
             log.warning(
-                "%s has other bits on this processor than in its certificate: %s%s; it is served"
-                " with a fingerprint of its own",
+                "%s has different bits on this processor than in its certificate: %s%s; it is"
+                " served with a different fingerprint",
                 *(engine_name, examples, f" and {num_unnamed} more" if num_unnamed > 0 else ""),
             )
     equal = [name for name, reproduction in model.reproductions.items() if reproduction.is_equal]
@@ -123,12 +124,14 @@ def _reproduction(model: Model, precision: str) -> Reproduction:
     StartupError if the engine is not batch-invariant though it promises it."""
     bundle, engine = model.bundle, model.engines[precision]
     if not engine.exact:
-        return Reproduction(reason="a GPU gives bits of its own")
+        return Reproduction(reason="a GPU gives different bits")
     answers = compute(engine, bundle.manifest.limits)
     _check_invariance(model, precision, answers.up_to(MOST_ALONE), MOST_PADDED)
     expected = (bundle.certificate or {}).get("known_digests", {}).get(precision)
     if expected is None:
-        return Reproduction(reason="its certificate records no bits: `addnorm verify` does")
+        return Reproduction(
+            reason="its certificate records no bits: record them with `addnorm verify`"
+        )
     if differences := different(expected, digests(bundle, engine, answers)):
         # nothing is proved of long sequences on such a processor
         _check_invariance(model, precision, answers)

@@ -134,7 +134,7 @@ class Repository:
             engines = [engine for bundle_ref in refs for engine in self._drop(bundle_ref)]
             for bundle_ref in refs:
                 self._models.note(bundle_ref, "UNAVAILABLE", "unloaded")
-                log.info("unloaded %s: asked to", bundle_ref)
+                log.info("unloaded %s: by request", bundle_ref)
             _free(engines, self._free_s)
 
     def unload_idle(self, least_s: float) -> None:
@@ -146,7 +146,7 @@ class Repository:
                 if model and model.is_loaded and model.statistics.idle_s() >= least_s:
                     engines = _engines(model)
                     self._models.add(model.without_sessions())
-                    log.info("unloaded %s: nobody asked for it for %g s", ref, least_s)
+                    log.info("unloaded %s: no requests for %g s", ref, least_s)
                 del model
             _free(engines, self._free_s)
 
@@ -267,8 +267,8 @@ class Repository:
         if current and current.is_loaded:
             if current.bundle.manifest_sha256 == model.bundle.manifest_sha256:
                 return current
-            problem = f"{ref} has changed while it was unloaded: ask again"
-        raise NotReady(problem or f"{ref} is served no more", retry_after_s=1)
+            problem = f"{ref} changed while it was unloaded: send the request again"
+        raise NotReady(problem or f"{ref} is no longer served", retry_after_s=1)
 
     def _retry(self, model: Model, called_at: float) -> None:
         with suppress(NotReady):  # the reason is noted

@@ -105,7 +105,7 @@ class App:
         except asyncio.CancelledError:
             if not self._parts.readiness.draining:
                 raise
-            ask.note(Draining("the server ended before the answer was taken"))
+            ask.note(Draining("the server ended before the answer was read"))
         finally:
             self.in_flight -= 1
             if not is_probe:
@@ -253,7 +253,9 @@ class ForOtherServers:
                 while (await receive())["type"] != "http.disconnect":
                     pass
             except Exception:  # of any kind: the server itself has lost the caller
-                log.warning("the ASGI server cannot say whether the caller is there", exc_info=True)
+                log.warning(
+                    "the ASGI server cannot report whether the caller is connected", exc_info=True
+                )
             scope["state"][ASK].leave()
 
         if all(name != b"host" for name, _ in scope.get("headers", ())):

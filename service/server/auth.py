@@ -170,7 +170,7 @@ class Origins:
                 shown_host = host[:SHOWN_CHARACTERS]
                 raise ForeignPage(
                     f"Host is {shown_host!r}, and a server without API keys that listens on this"
-                    " machine alone answers to localhost: ask it by that name, or set API keys, or"
+                    " machine only is reached as localhost: use that name, or set API keys, or"
                     f" ADDNORM_CORS_ORIGINS=https://{shown_host}"
                 )
         site = headers.get(b"sec-fetch-site")  # proxies pass it on, whatever they make of Host
@@ -187,7 +187,7 @@ class Origins:
         origin = raw_origin.decode("latin-1")[:SHOWN_CHARACTERS]
         message = (
             f"{method} {path[:SHOWN_CHARACTERS]}: pages of {origin} may not call this server; to"
-            f" let them, set ADDNORM_CORS_ORIGINS={origin}"
+            f" allow them, set ADDNORM_CORS_ORIGINS={origin}"
         )
         if not self._warned:  # browsers do not show the answer, and any caller may ask
             self._warned = True
@@ -217,11 +217,14 @@ def _read(settings: Settings) -> dict[bytes, Key]:
     keys = [Key.parse(source, line) for source, line in lines]
     if not keys and (settings.api_keys is not None or settings.api_keys_file):
         raise StartupError(
-            "there is no API key where the settings say: unset them to open the server to all"
+            "the settings for API keys contain no key: add one, or unset them to open the"
+            " server to all"
         )
     keys_by_digest = {key.digest: key for key in keys}
     if len(keys_by_digest) != len(keys) or len({key.name for key in keys}) != len(keys):
-        raise StartupError("the API keys have a name or a key twice: each needs its own")
+        raise StartupError(
+            "the API keys have the same name or the same key twice: each must differ"
+        )
     return keys_by_digest
 
 

@@ -33,7 +33,7 @@ from addnorm.service.wire.route import ASK
 
 BODY_GRACE_S = 2.0  # the application rejects a slow body first, with a message
 INVALID_HTTP = (
-    "this is no HTTP/1.1 request: the request line, a header, Content-Length or a chunk is"
+    "this is not an HTTP/1.1 request: the request line, a header, Content-Length or a chunk is"
     " malformed (TLS and HTTP/2 look so too)"
 )
 CONTINUE = b"HTTP/1.1 100"  # sent before the answer

@@ -37,7 +37,10 @@ def check_address(settings: Settings, has_sockets: bool = False) -> None:
         except (OSError, UnicodeError) as error:  # the latter of a host that is no name
             hint = f"set ADDNORM_HOST and {variable}"
             if isinstance(error, OSError) and error.errno == EADDRINUSE:
-                hint = f"end what listens there, or choose another port with {option} or {variable}"
+                hint = (
+                    f"stop the program that listens there, or choose another port with {option}"
+                    f" or {variable}"
+                )
             reason = getattr(error, "strerror", error)
             variables = f"ADDNORM_HOST={settings.host} {variable}={port}"
             raise StartupError(f"{variables}: cannot listen there: {reason}; {hint}") from None
@@ -88,7 +91,7 @@ class UnixSocket:
             folder = os.open(self._path.parent, os.O_RDONLY)
             fcntl.flock(folder, fcntl.LOCK_EX)
             if self._path.exists() and not self._path.is_socket():
-                raise OSError(ENOTSOCK, "a file that is no socket lies there")
+                raise OSError(ENOTSOCK, "the path is a file, but not a socket")
             with socket.socket(socket.AF_UNIX) as caller:
                 caller.settimeout(PATIENCE_S)
                 error_code = caller.connect_ex(str(self._path))
@@ -104,7 +107,7 @@ class UnixSocket:
             sock.close()
             hint = "choose another path with --socket or ADDNORM_SOCKET"
             if error.errno == EADDRINUSE:
-                hint = f"end what listens there, or {hint}"
+                hint = f"stop the program that listens there, or {hint}"
             reason = error.strerror or error
             raise StartupError(
                 f"ADDNORM_SOCKET={self._path}: cannot listen there: {reason}; {hint}"

@@ -148,8 +148,8 @@ def limit_connections(settings: Settings) -> Settings:
     if limit == resource.RLIM_INFINITY or num >= settings.max_connections:
         return settings
     log.warning(
-        "ADDNORM_MAX_CONNECTIONS is %d, but a limit of %d open files allows %d: it is lowered to"
-        " that; raise `ulimit -n` for more",
+        "ADDNORM_MAX_CONNECTIONS is %d, but the limit of %d open files allows only %d, which is"
+        " used instead; raise `ulimit -n` for more",
         settings.max_connections,
         limit,
         num,
@@ -275,7 +275,7 @@ class Server(uvicorn.Server):
         is_forgotten = 0 < self._service.settings.idle_exit_s < idle_s
         in_flight = app.in_flight + calls.in_flight
         if is_forgotten and not in_flight and not self._service.readiness.draining:
-            log.info("no request came for %g s: ending", self._service.settings.idle_exit_s)
+            log.info("no request for %g s: shutting down", self._service.settings.idle_exit_s)
             self.handle_exit(signal.SIGTERM, None)
         if self._service.readiness.draining and self._is_quiet():
             self.should_exit = True

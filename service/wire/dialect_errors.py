@@ -36,7 +36,7 @@ SENT: dict[int, tuple[str, ServiceError]] = {  # status -> what it means, and on
     406: (
         "Accept asks for safetensors, which this route does not write.",
         NotAcceptable(
-            "Accept is 'application/vnd.safetensors': offered are application/json", param="accept"
+            "Accept is 'application/vnd.safetensors': send one of application/json", param="accept"
         ),
     ),
     413: (

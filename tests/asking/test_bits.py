@@ -81,14 +81,14 @@ def test_padding_changes_no_bit(ask: Ask, alone: dict[str, Any], preset: str, wh
 @pytest.mark.parametrize("preset", PRESETS)
 def test_company_changes_no_bit(ask: Ask, alone: dict[str, Any], preset: str) -> None:
     """Many callers at once, each with one known sequence among others of its own."""
-    known = sequences(preset, 0)
+    batches = sequences(preset, 0)
 
     def one_caller(seed: int) -> None:
         batch = sequences(preset, seed, (3, 11, 30))
-        index = seed % len(known)
-        batch.insert(seed % 4, known[index])
+        index = seed % len(batches)
+        batch.insert(seed % 4, batches[index])
         answer = ask(preset, batch, **options(preset))
-        assert row(answer, seed % 4, [1] * len(known[index])) == alone[preset][index]
+        assert row(answer, seed % 4, [1] * len(batches[index])) == alone[preset][index]
 
     with ThreadPoolExecutor(8) as callers:
         list(callers.map(one_caller, range(1, 25)))

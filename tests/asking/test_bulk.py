@@ -145,8 +145,8 @@ def test_the_rest_is_dropped_when_the_caller_leaves(models: Models) -> None:
 
 def test_its_deadline_follows_its_size_at_the_measured_speed(models: Models, target: Any) -> None:
     def timeout_s(on: Service, timeout_s: float, is_callers: bool = False) -> float:
-        own = {"timeout_s": timeout_s, "is_callers": is_callers}
-        run(on, ask := asked(models, Pooled(), **own))
+        deadline = {"timeout_s": timeout_s, "is_callers": is_callers}
+        run(on, ask := asked(models, Pooled(), **deadline))
         return ask.timeout_s
 
     target.tokens_per_s = sum(LENGTHS) / 20  # of one of two workers

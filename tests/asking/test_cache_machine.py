@@ -86,8 +86,8 @@ def rows_of(ask: Ask) -> list[bytes]:
 def request_of(
     model: Model, sequences: list[Sequence], output: str, timeout_s: float, key: str = ""
 ) -> Ask:
-    own = {"timeout_s": timeout_s, "key": key, "encode": rows_of}
-    return ask_for(model, sequences, OUTPUTS[output], **own)
+    options = {"timeout_s": timeout_s, "key": key, "encode": rows_of}
+    return ask_for(model, sequences, OUTPUTS[output], **options)
 
 
 @dataclass
@@ -150,12 +150,12 @@ class World:
 
     def alone(self, variant: int, sequence: Sequence, output: str) -> bytes:
         """The row by an engine of its own, without a cache."""
-        known = (variant, sequence, output)
-        if known not in self._alone:
+        key = (variant, sequence, output)
+        if key not in self._alone:
             alone = request_of(self._models[variant], [sequence], output, LONG_S)
             (row,) = self.start(self.plain, alone).result(PATIENCE_S)
-            self._alone[known] = row
-        return self._alone[known]
+            self._alone[key] = row
+        return self._alone[key]
 
     def count(self, name: str) -> float:
         return total(self.cached.metrics, f"addnorm_{name}_total")
@@ -186,8 +186,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(several=st.lists(ASKED, min_size=1, max_size=6))
     def ask(self, several: list[tuple[list[Sequence], str, str, bool]]) -> None:
-        for one in several:
-            self._ask(*one)
+        for request in several:
+            self._ask(*request)
 
     def _ask(self, sequences: list[Sequence], output: str, key: str, is_short: bool) -> None:
         world, before = self.world, self.world.count("cache_hits")
@@ -217,8 +217,8 @@ class CacheMachine(RuleBasedStateMachine):
     def fail(self, sequence: Sequence, times: int, raises: bool) -> None:
         """Also for requests under way."""
         self.faults.left[sequence], self.faults.raises = times, raises
-        for one in self.pending:
-            one.may_fail |= sequence in one.sequences
+        for request in self.pending:
+            request.may_fail |= sequence in request.sequences
 
     @rule(ends=st.permutations(SEQUENCES), output=st.sampled_from(sorted(OUTPUTS)))
     def ask_beside_a_failing_one(self, ends: list[Sequence], output: str) -> None:
@@ -239,16 +239,16 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.pending)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        one = data.draw(st.sampled_from(self.pending))
-        one.may_end = True
-        self.world.on_loop(one.ask.leave)
+        request = data.draw(st.sampled_from(self.pending))
+        request.may_end = True
+        self.world.on_loop(request.ask.leave)
 
     @rule()
     def finish(self) -> None:
         """All that was asked is answered, and nothing is left."""
         self.faults.gate.set()
-        for one in self.pending:
-            self._check(one)
+        for request in self.pending:
+            self._check(request)
         self.pending.clear()
         assert eventually(self._nothing_in_flight)
 

@@ -67,9 +67,9 @@ def models(
 ) -> Models:
     """Micro-batches are small, so that a request's sequences run in several."""
     roots = (task_bundles, multi_vector_bundles, notebook.parent.parent)
-    found = [bundles.read(path) for root in roots for path in folders.find(root).paths]
-    found.append(preset_in_int8("postnorm"))
-    return Models([Model(bundle, token_budget=64) for bundle in found], None, DEFAULTS)
+    bundle_list = [bundles.read(path) for root in roots for path in folders.find(root).paths]
+    bundle_list.append(preset_in_int8("postnorm"))
+    return Models([Model(bundle, token_budget=64) for bundle in bundle_list], None, DEFAULTS)
 
 
 @contextmanager

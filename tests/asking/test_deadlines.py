@@ -51,8 +51,8 @@ def wide_v2(timeout_us: int) -> dict[str, Any]:
     names = ("input_ids", "attention_mask")
     about = {"shape": [NUM_ROWS, WIDTH], "datatype": "INT64"}
     inputs = [{"name": name, **about, "data": WIDE[name]} for name in names]
-    told = {"outputs": [{"name": "activations"}], "parameters": {"timeout": timeout_us}}
-    return {"inputs": inputs, **told}
+    body = {"outputs": [{"name": "activations"}], "parameters": {"timeout": timeout_us}}
+    return {"inputs": inputs, **body}
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_what_was_measured_is_rejected_before_any_work(server: httpx.Client) -> 
     (encode_ms,) = re.findall(r"encode;dur=([\d.]+)", known.headers["server-timing"])
     answer = ask(0.6 * float(encode_ms))
     assert answer.status_code == 504
-    assert "making and writing the answer takes about" in answer.json()["error"]["message"]
+    assert "computing and writing the answer takes about" in answer.json()["error"]["message"]
     assert ask(60_000, "pooled").status_code == 200
 
 
@@ -105,7 +105,7 @@ def test_a_caller_that_leaves_ends_the_writing(server: httpx.Client) -> None:
 
 def one(models: Models, output: Output[Value] | None = None, **fields: Any) -> Ask:
     ask = ask_for(models.find("gpt"), [[1, 2, 3]], output or Logits(), **fields)
-    ask.sizes = [one.size(ask.model.bundle, ask.batch, ask.padding) for one in ask.outputs]
+    ask.sizes = [output.size(ask.model.bundle, ask.batch, ask.padding) for output in ask.outputs]
     return ask
 
 

@@ -120,7 +120,7 @@ def test_what_is_rejected_is_not_held_and_says_when_to_come_back(gate: Gate) -> 
         gate.hold(large, "bodies", 2_001_000)
     assert full.value.message == (
         "overloaded: bodies in progress hold 8,001,000 bytes, this request needs 2,000,000 more,"
-        " the limit is 9,000,000, of which a caller leaves 1/9 to others; retry in 1 s"
+        " the limit is 9,000,000, of which a caller leaves 1/9 to the other callers; retry in 1 s"
     )
     assert (full.value.code, full.value.retry_after_s) == ("bodies_full", 1)
     assert gate.total["bodies"] == 8_001_000
@@ -130,7 +130,7 @@ def test_a_keys_own_limit_of_requests(gate: Gate) -> None:
     first, second = Ask(key="a"), Ask(key="a")
     with gate.admit(first, max_requests=1):
         with pytest.raises(
-            TooManyAtOnce, match="1 requests under way, its limit is 1; retry in 1 s"
+            TooManyAtOnce, match="1 requests in progress, its limit is 1; retry in 1 s"
         ):
             gate.admit(second, max_requests=1).__enter__()
         with gate.admit(Ask(key="b"), max_requests=1), gate.admit(second):

@@ -25,7 +25,7 @@ def test_results_that_come_together_wake_the_loop_once() -> None:
         """The results of five futures, and how often the loop was woken for them."""
         futures = [Future[int]() for _ in range(5)]
         waiting = [
-            asyncio.ensure_future(handover.result(each, Ask(timeout_s=30))) for each in futures
+            asyncio.ensure_future(handover.result(future, Ask(timeout_s=30))) for future in futures
         ]
         await asyncio.sleep(0)
         loop = asyncio.get_running_loop()

@@ -71,8 +71,8 @@ def ends_after(models: Models, num_runs: int, ask: Ask, on: Service) -> list[byt
     target.run = waits
     try:
         with on.gate.admit(ask):
-            found: list[bytes] = asyncio.run(story())
-        return found
+            rows: list[bytes] = asyncio.run(story())
+        return rows
     finally:
         target.run = run
         go.set()
@@ -89,10 +89,10 @@ def test_it_is_answered_with_what_is_there_with_the_bits_of_the_whole(
     try:
         whole = answered(on, asked(models))
         ask = asked(models, in_time=True, max_time_s=PATIENCE_S)
-        found = ends_after(models, num_runs, ask, on)
+        ends = ends_after(models, num_runs, ask, on)
         there = ask.there
         assert there is not None
-        assert found == [whole[index] for index in there]
+        assert ends == [whole[index] for index in there]
         assert 0 < len(there) < len(ROWS)
         # the late rows of the two runs that went on change nothing, and the next ask has all
         last = asked(models, in_time=True, max_time_s=PATIENCE_S)
@@ -187,7 +187,9 @@ def test_its_sequences_run_in_order_by_turns_with_others() -> None:
     two = queued(queue, target, 90, 1, HALF, HALF, 3)
     order = []
     while micro := queue.take(0):
-        order.append([(own.ask is two, own.sequence_index) for own in micro.sequences])
+        order.append(
+            [(sequence.ask is two, sequence.sequence_index) for sequence in micro.sequences]
+        )
         settle(queue, micro, 0)
     assert order == [
         [(False, 0), (False, 1)],

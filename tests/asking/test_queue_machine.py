@@ -178,8 +178,8 @@ class AnyOrder(RuleBasedStateMachine):
     def loses_no_ask(self) -> None:
         held = set(self.queue.asks.values())
         for micro in self.running:
-            for own in micro.sequences:
-                held.add(own.ask)
+            for sequence in micro.sequences:
+                held.add(sequence.ask)
         assert all(ask in held or ask.entry.future.done() for ask in self.expected)
 
     def teardown(self) -> None:

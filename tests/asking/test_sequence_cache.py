@@ -124,11 +124,11 @@ def test_digests_tell_tokens_and_types_apart() -> None:
     one, two = np.array([1, 2]), np.array([1, 2, 0, 1])
     types = [np.array([0, 1]), np.array([1, 0]), np.array([0, 0])]
     batches = [Batch.of([one]), Batch.of([two]), *(Batch.of([one], [kind]) for kind in types)]
-    made = [sequence_digests(batch)[0] for batch in batches]
-    assert made[0] == made[-1], "types of 0 are none"
-    assert len(set(made)) == 4
+    digests = [sequence_digests(batch)[0] for batch in batches]
+    assert digests[0] == digests[-1], "types of 0 are none"
+    assert len(set(digests)) == 4
     together = Batch.of([two, one, one], [np.zeros(4, np.int64), types[0], types[2]])
-    assert sequence_digests(together) == [made[1], made[2], made[0]]
+    assert sequence_digests(together) == [digests[1], digests[2], digests[0]]
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_a_sequence_is_computed_once_under_any_padding(
     assert pooled(input_ids=[[2, 5], [3]])[0] == second
     assert counts(service) == (3, 4, 1)
     embedded = caller.post("/v1/embeddings", json={"model": MODEL, "input": [[1, 3, 4], [2, 5]]})
-    assert [one["embedding"] for one in embedded.json()["data"]] == [first, second]
+    assert [entry["embedding"] for entry in embedded.json()["data"]] == [first, second]
     assert counts(service) == (5, 4, 1)
     assert service.answers.cache.num_bytes > 0
     shown = caller.get("/metrics").text

@@ -50,15 +50,15 @@ class Played:
                 self.turns.run(Ask(key="before", timeout_s=PATIENCE_S), go.wait, PATIENCE_S)
             )
             await asyncio.sleep(0)
-            made = asyncio.gather(*work)
+            gathered = asyncio.gather(*work)
             await asyncio.sleep(0)
             go.set()
             await before
-            return await made
+            return await gathered
 
-        made = asyncio.run(together())
+        gathered = asyncio.run(together())
         self.turns.close()
-        return made
+        return gathered
 
 
 def test_short_work_passes_long_work_that_came_before() -> None:
@@ -67,10 +67,10 @@ def test_short_work_passes_long_work_that_came_before() -> None:
 
     async def short() -> None:
         await asyncio.to_thread(played.has_stopped.wait, PATIENCE_S)
-        asked = asyncio.ensure_future(played.ask("", 1, SLICE_S / 16, "short"))
+        task = asyncio.ensure_future(played.ask("", 1, SLICE_S / 16, "short"))
         await asyncio.sleep(0)
         played.goes_on.set()
-        await asked
+        await task
 
     played.stops_after = 4
     played.play(*long, short())
@@ -90,13 +90,13 @@ def test_no_flood_of_short_work_starves_long_work() -> None:
         before: asyncio.Future[None] | None = None
         for number in range(100):
             deadline = Ask(key="", timeout_s=PATIENCE_S)
-            asked = asyncio.ensure_future(played.turns.run(deadline, short))
+            task = asyncio.ensure_future(played.turns.run(deadline, short))
             await asyncio.sleep(0)
             if number:
                 has_come.release()
             if before:
                 await before
-            before = asked
+            before = task
         has_come.release()
         assert before
         await before
@@ -139,8 +139,8 @@ def test_a_key_that_had_no_work_has_saved_nothing_up() -> None:
 
 def test_a_works_own_clock_stands_still_while_others_work() -> None:
     played = Played()
-    made = played.play(played.ask("a", 5, SLICE_S), played.ask("b", 7, SLICE_S))
-    assert made == pytest.approx([5 * SLICE_S, 7 * SLICE_S])
+    answers = played.play(played.ask("a", 5, SLICE_S), played.ask("b", 7, SLICE_S))
+    assert answers == pytest.approx([5 * SLICE_S, 7 * SLICE_S])
 
 
 def test_a_caller_that_leaves_while_it_waits_gives_its_turn_to_others() -> None:
@@ -251,14 +251,14 @@ def test_no_slot_is_lost_whoever_leaves_and_whatever_fails() -> None:
         await turns.run(deadline, work)
 
     async def play() -> list[object]:
-        made = await asyncio.gather(*map(caller, range(300)), return_exceptions=True)
+        answers = await asyncio.gather(*map(caller, range(300)), return_exceptions=True)
         await asyncio.gather(*(turns.run(Ask(timeout_s=PATIENCE_S), both.wait) for _ in range(4)))
-        return list(made)
+        return list(answers)
 
     both = threading.Barrier(2, timeout=PATIENCE_S)
-    made = asyncio.run(play())
+    answers = asyncio.run(play())
     turns.close()
-    assert {type(one) for one in made} == {type(None), ValueError, ClientGone, Expired}
+    assert {type(answer) for answer in answers} == {type(None), ValueError, ClientGone, Expired}
     assert (turns._num_free, turns._num_threads, turns._num_waiting) == (2, 0, 0)
 
 

@@ -123,20 +123,20 @@ def test_nothing_of_a_target_or_an_ask_outlives_them() -> None:
 
 def test_ten_thousand_waiting_asks_make_nobody_slow() -> None:
     """About 30 us of CPU time each; looking at every ask took 27 ms."""
-    queue, made = Queue(10**9), [Target(echo, 256) for _ in range(4)]
+    queue, targets = Queue(10**9), [Target(echo, 256) for _ in range(4)]
     draws = np.random.default_rng(0)
-    for target in made:
+    for target in targets:
         target.tokens_per_s = 10_000
     for at in range(10_000):
         submit(
             queue,
-            made[at % 4],
+            targets[at % 4],
             of_lengths(*draws.integers(1, 100, 2)),
             deadline=1e9,
             key=f"key {at % 8}",
         )
     started = time.thread_time()
     for at in range(100):
-        submit(queue, made[at % 4], of_lengths(30), deadline=2.1 * queue.wait_s(), key="key 1")
+        submit(queue, targets[at % 4], of_lengths(30), deadline=2.1 * queue.wait_s(), key="key 1")
         queue.take(0)
     assert (time.thread_time() - started) / 100 < 0.005

@@ -61,9 +61,9 @@ def test_a_block_names_the_experiment_that_it_quotes(block: str, experiment: str
 
 def test_every_figure_is_of_an_experiment_that_can_be_run_again() -> None:
     blocks_of = {
-        found["name"]: page.name
+        block["name"]: page.name
         for page in documents.pages()
-        for found in documents.BLOCK.finditer(page.read_text())
+        for block in documents.BLOCK.finditer(page.read_text())
     }
     quoted = {name: figures.experiment_of(name) for name in blocks_of}
     gone = [name for name, of in quoted.items() if of and of not in EXPERIMENTS]

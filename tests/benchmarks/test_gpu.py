@@ -19,18 +19,18 @@ STEPS = ("agreement", "speed")
 @pytest.fixture
 def setup(tmp_path: Path) -> Setup:
     """Smaller still than the rehearsal."""
-    found = experiment.rehearsal(tmp_path, Settings())
-    tiny = found.shapes["tiny"]
+    rehearsal = experiment.rehearsal(tmp_path, Settings())
+    tiny = rehearsal.shapes["tiny"]
     fields = {**tiny.fields, "num_hidden_layers": 1, "max_position_embeddings": 128}
     shapes = {"tiny": replace(tiny, fields=fields)}
-    return replace(found, shapes=shapes, seconds=0.001, num_compositions=3)
+    return replace(rehearsal, shapes=shapes, seconds=0.001, num_compositions=3)
 
 
 def test_a_rehearsal_runs_every_step_and_keeps_its_figures(setup: Setup) -> None:
-    found = experiment.try_steps(Options(1, 1, STEPS), setup)
-    assert not found.missed
+    steps = experiment.try_steps(Options(1, 1, STEPS), setup)
+    assert not steps.missed
     kept = json.loads(setup.report.read_text())
-    assert found.figures == kept
+    assert steps.figures == kept
     assert kept.keys() == {f"{step} tiny" for step in STEPS}
     assert kept["agreement tiny"]["holds"]["fp16"]["bits"] == "equal"
     rates = kept["speed tiny"]

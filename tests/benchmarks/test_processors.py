@@ -56,16 +56,16 @@ def test_a_difference_is_told_with_model_processor_and_output(
     line = only_line(tmp_path)
     assert line.comparisons["haswell"].unequal == unequal
     (output,) = unequal
-    (said,) = experiment.misses(line, ["haswell"])
-    assert said.startswith("tiny, fp32, haswell: ")
-    assert f"{output} {unequal[output]}" in said
+    (miss,) = experiment.misses(line, ["haswell"])
+    assert miss.startswith("tiny, fp32, haswell: ")
+    assert f"{output} {unequal[output]}" in miss
 
 
 def test_rows_that_company_changes_are_told(tmp_path: Path) -> None:
     answers(tmp_path, NATIVE)
     answers(tmp_path, "haswell", pooled=[[1.25]])
-    said = [*experiment.misses(only_line(tmp_path), ["haswell"])]
-    assert said[-1] == "tiny, fp32, haswell: not batch-invariant: pooled"
+    misses = [*experiment.misses(only_line(tmp_path), ["haswell"])]
+    assert misses[-1] == "tiny, fp32, haswell: not batch-invariant: pooled"
 
 
 def test_a_bundle_that_does_not_load_is_told_with_the_reason(tmp_path: Path) -> None:
@@ -82,5 +82,5 @@ def test_names_with_equal_answers_stand_together(tmp_path: Path) -> None:
     for name in (NATIVE, "old", "older", "oldest"):
         answers(tmp_path, name, {**RAGGED, "pooled": [[len(name) // 5], [2.5]]})
     (tmp_path / "oldest/tiny" / worker.REFUSED).write_text("no such operator")
-    found = experiment.equal_groups(tmp_path, [NATIVE, "old", "older", "oldest"])
-    assert found == [[NATIVE, "older"], ["old"], ["oldest"]]
+    groups = experiment.equal_groups(tmp_path, [NATIVE, "old", "older", "oldest"])
+    assert groups == [[NATIVE, "older"], ["old"], ["oldest"]]

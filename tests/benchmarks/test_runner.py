@@ -39,8 +39,8 @@ def test_an_entry_is_a_function_of_its_module(name: str) -> None:
     spec = find_spec(module)
     assert spec
     assert spec.origin
-    found = ast.parse(Path(spec.origin).read_text()).body
-    assert function in [node.name for node in found if isinstance(node, ast.FunctionDef)]
+    statements = ast.parse(Path(spec.origin).read_text()).body
+    assert function in [node.name for node in statements if isinstance(node, ast.FunctionDef)]
 
 
 def test_every_need_is_a_program_or_a_file_that_make_makes() -> None:
@@ -108,16 +108,16 @@ def test_sides_take_turns_and_each_round_goes_the_other_way() -> None:
 def test_a_goal_is_a_median_of_ratios_of_which_more_is_better(metric: str, ours: float) -> None:
     figures = {"load/a": [{metric: ours}] * 3, "load/b": [{metric: 2.0}] * 3}
     assert list(Goal("load", "a", "b", metric, 2.0).misses(figures)) == []
-    (said,) = Goal("load", "a", "b", metric, 2.1).misses(figures)
-    assert "a is 2.000 x over b, at least 2.1 x is wanted" in said
+    (miss,) = Goal("load", "a", "b", metric, 2.1).misses(figures)
+    assert "a is 2.000 x over b, at least 2.1 x is wanted" in miss
     assert list(Goal("other", "a", "b", metric, 2.1).misses(figures)) == []
 
 
 def test_answers_that_are_not_right_are_told_by_side_and_kind() -> None:
     runs = [{"errors: 504": 2, "errors: wrong": 1, "num_errors": 3}, {"errors: 429": 4}]
-    found = comparison.compare({"load/a": runs, "load/b": [{"num_errors": 0}]}, (), {})
-    said = "load/a: 7 answers were not right: 2 late (504), 1 wrong, 4 refused with 429"
-    assert found.missed == [said]
+    report_lines = comparison.compare({"load/a": runs, "load/b": [{"num_errors": 0}]}, (), {})
+    message = "load/a: 7 answers were not right: 2 late (504), 1 wrong, 4 refused with 429"
+    assert report_lines.missed == [message]
 
 
 def test_the_marks_of_the_tests_are_the_registrys(pytestconfig: pytest.Config) -> None:

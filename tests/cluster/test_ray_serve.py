@@ -113,7 +113,7 @@ def test_it_imports_without_ray_and_the_policy_without_addnorm() -> None:
 
 def test_serve_takes_the_application(tmp_path: Path) -> None:
     pytest.importorskip("ray.serve")
-    found = ray_serve.application(Options(bundles=tmp_path))
-    deployment = found._bound_deployment
+    app = ray_serve.application(Options(bundles=tmp_path))
+    deployment = app._bound_deployment
     assert deployment.name == EXAMPLE["applications"][0]["deployments"][0]["name"]
     assert deployment.max_ongoing_requests == ray_serve.MAX_ONGOING_REQUESTS

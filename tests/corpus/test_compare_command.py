@@ -37,8 +37,8 @@ def compare(tmp_path: Path) -> Compare:
         report = tmp_path / "report.json"
         words = [str(a), str(b), "--texts", str(source), "--json", str(report), *options]
         compare_command.compare(words)
-        found: dict[str, Any] = json.loads(report.read_text())
-        return found
+        figures: dict[str, Any] = json.loads(report.read_text())
+        return figures
 
     return compare
 
@@ -46,10 +46,10 @@ def compare(tmp_path: Path) -> Compare:
 @pytest.fixture
 def vectors_file(texts: Path, tmp_path: Path) -> Callable[..., Path]:
     """Texts and vectors in a file, in another order than the texts."""
-    known = [json.loads(line)["text"] for line in texts.read_text().splitlines()]
+    text_list = [json.loads(line)["text"] for line in texts.read_text().splitlines()]
 
     def vectors_file(name: str, vectors: NDArray[Any], rows: Any = slice(None, None, -1)) -> Path:
-        columns = {"text": np.array(known)[rows].tolist(), "vector": [*vectors[rows]]}
+        columns = {"text": np.array(text_list)[rows].tolist(), "vector": [*vectors[rows]]}
         pq.write_table(pa.table(columns), tmp_path / name)
         return tmp_path / name
 
@@ -68,22 +68,22 @@ def test_figures_are_those_of_all_texts_at_once(block: int) -> None:
     for start in range(0, len(rows), block):
         here = rows[start : start + block]
         agreement.add(here, VECTORS[here], NOISY[here])
-    found = agreement.figures()
+    figures = agreement.figures()
     scores = [unit(side[queries]) @ unit(side[rows]).T for side in (VECTORS, NOISY)]
     nearest = [np.argsort(-side, axis=1) for side in scores]
     num_shared = [len({*a[:10]} & {*b[:10]}) for a, b in zip(*nearest, strict=True)]
-    assert found["shared"]["mean"] == pytest.approx(np.mean(num_shared) / 10)
-    assert found["histogram"]["counts"] == np.bincount(num_shared, minlength=11).tolist()
+    assert figures["shared"]["mean"] == pytest.approx(np.mean(num_shared) / 10)
+    assert figures["histogram"]["counts"] == np.bincount(num_shared, minlength=11).tolist()
     ranks = []
     for query, order in enumerate(nearest[0][:, :100]):
         a, b = (np.argsort(np.argsort(side[query, order])) for side in scores)
         ranks.append(np.corrcoef(a, b)[0, 1])
-    assert found["rank_correlation"] == pytest.approx(np.mean(ranks))
+    assert figures["rank_correlation"] == pytest.approx(np.mean(ranks))
     cosines = (unit(VECTORS[rows]) * unit(NOISY[rows])).sum(1)
-    assert found["cosine"]["mean"] == pytest.approx(cosines.mean())
-    lowest = [entry["row"] for entry in found["lowest_cosines"]]
+    assert figures["cosine"]["mean"] == pytest.approx(cosines.mean())
+    lowest = [entry["row"] for entry in figures["lowest_cosines"]]
     assert lowest == rows[np.argsort(cosines)[:5]].tolist()
-    assert found["worst_queries"][0]["shared"] == min(num_shared)
+    assert figures["worst_queries"][0]["shared"] == min(num_shared)
 
 
 def test_files_are_matched_by_their_texts(
@@ -91,15 +91,15 @@ def test_files_are_matched_by_their_texts(
 ) -> None:
     """Whatever the order of their rows. Equal sides agree in everything."""
     a, b = vectors_file("a.parquet", VECTORS), vectors_file("b.parquet", VECTORS, slice(None))
-    found = compare(a, b, texts, "--picture", str(tmp_path / "c.svg"))
-    assert (found["shared"]["mean"], found["rank_correlation"]) == (1, 1)
-    assert found["cosine"] == {"mean": 1, "lowest": 1}
-    assert (found["texts"]["searched"], found["queries"]["number"]) == (270, 30)
-    assert found["sides"][0]["texts_per_s"] is None
-    assert "(A) beside" in (tmp_path / "c.svg").read_text()
+    figures = compare(a, b, texts, "--picture", str(tmp_path / "c.svg"))
+    assert (figures["shared"]["mean"], figures["rank_correlation"]) == (1, 1)
+    assert figures["cosine"] == {"mean": 1, "lowest": 1}
+    assert (figures["texts"]["searched"], figures["queries"]["number"]) == (270, 30)
+    assert figures["sides"][0]["texts_per_s"] is None
+    assert "(A) compared with" in (tmp_path / "c.svg").read_text()
     wide = vectors_file("wide.parquet", np.hstack([VECTORS, VECTORS]))
-    found = compare(a, wide, texts)
-    assert (found["shared"]["mean"], found["cosine"]) == (1, None)
+    figures = compare(a, wide, texts)
+    assert (figures["shared"]["mean"], figures["cosine"]) == (1, None)
 
 
 def test_a_bundle_a_server_and_a_precision_are_sides(
@@ -107,12 +107,12 @@ def test_a_bundle_a_server_and_a_precision_are_sides(
 ) -> None:
     queries = corpus_files.write(pa.table({"q": ["a text", "times"]}), tmp_path / "queries.csv")
     named = ("--bundles", str(text_bundles), "--price-per-hour", "2")
-    asked = ("--queries", str(queries), "--query-column", "q")
-    found = compare(f"{TEXT_MODEL}@fp32", f"{text_url}#{TEXT_MODEL}", texts, *named, *asked)
-    assert found["cosine"] == {"mean": 1, "lowest": 1}
-    assert (found["texts"]["searched"], found["queries"]["number"]) == (NUM_TEXTS, 2)
-    assert found["worst_queries"][0]["text"] in ("a text", "times")
-    a, b = found["sides"]
+    options = ("--queries", str(queries), "--query-column", "q")
+    figures = compare(f"{TEXT_MODEL}@fp32", f"{text_url}#{TEXT_MODEL}", texts, *named, *options)
+    assert figures["cosine"] == {"mean": 1, "lowest": 1}
+    assert (figures["texts"]["searched"], figures["queries"]["number"]) == (NUM_TEXTS, 2)
+    assert figures["worst_queries"][0]["text"] in ("a text", "times")
+    a, b = figures["sides"]
     assert a["price_of_a_million_texts"] == pytest.approx(2 / 3600 / a["texts_per_s"] * 1e6)
     assert b["texts_per_s"] > 0
 
@@ -121,11 +121,11 @@ def test_rerankers_and_classifiers_have_figures_of_their_own(
     compare: Compare, texts: Path, task_bundles: Path
 ) -> None:
     reranker, classifier = (task_bundles / name / "1" for name in ("reranker", "classifier"))
-    found = compare(reranker, reranker, texts, "--sample", "3")
-    assert (found["rank_correlation"], found["same_top"]) == (1, 1)
-    found = compare(classifier, classifier, texts)
-    assert (found["labels_changed"], found["largest_change"]) == (0, 0)
-    assert found["texts_classified"] == NUM_TEXTS
+    figures = compare(reranker, reranker, texts, "--sample", "3")
+    assert (figures["rank_correlation"], figures["same_top"]) == (1, 1)
+    figures = compare(classifier, classifier, texts)
+    assert (figures["labels_changed"], figures["largest_change"]) == (0, 0)
+    assert figures["texts_classified"] == NUM_TEXTS
 
 
 def test_changed_labels_and_orders_are_counted() -> None:
@@ -135,18 +135,18 @@ def test_changed_labels_and_orders_are_counted() -> None:
         np.array([[0.8, 0.2], [0.6, 0.4], [1, 0]]),
     )
     scores.add_labels(np.arange(3), ["x", "y", "z"], a, b)
-    found = scores.labels()
-    assert (found["labels_changed"], found["texts_classified"]) == (1, 3)
-    assert (found["largest_change"], found["worst_texts"][0]["text"]) == (0.5, "z")
+    label_figures = scores.labels()
+    assert (label_figures["labels_changed"], label_figures["texts_classified"]) == (1, 3)
+    assert (label_figures["largest_change"], label_figures["worst_texts"][0]["text"]) == (0.5, "z")
     sides = [{"name": name, "texts_per_s": None, "price_of_a_million_texts": None} for name in "AB"]
-    said = "\n".join(lines_of({"task": "classify", "sides": sides, **found}))
-    assert "labels changed: 1 of 3 texts (33.33%)" in said
+    report_text = "\n".join(lines_of({"task": "classify", "sides": sides, **label_figures}))
+    assert "labels changed: 1 of 3 texts (33.33%)" in report_text
     scores = Scores()
     scores.add_order(0, "same", np.array([3, 2, 1]), np.array([30, 20, 10]))
     scores.add_order(1, "turned", np.array([3, 2, 1]), np.array([1, 2, 3]))
-    found = scores.orders()
-    assert (found["rank_correlation"], found["same_top"]) == (0, 0.5)
-    assert found["worst_queries"][0]["text"] == "turned"
+    order_figures = scores.orders()
+    assert (order_figures["rank_correlation"], order_figures["same_top"]) == (0, 0.5)
+    assert order_figures["worst_queries"][0]["text"] == "turned"
 
 
 def changed(place: Any, value: Any) -> NDArray[np.float32]:
@@ -157,8 +157,8 @@ def changed(place: Any, value: Any) -> NDArray[np.float32]:
 
 BAD = {  # words -> A's vectors, and rows
     "row 7 has a vector with a number that is not finite": (changed((7, 3), np.nan), slice(None)),
-    "it has no vector of row": (VECTORS, slice(0, 299)),
-    "rows 0 and 300 have one text and two vectors": (VECTORS, [*range(NUM_TEXTS), 0]),
+    "there is no vector for row": (VECTORS, slice(0, 299)),
+    "rows 0 and 300 have the same text but different vectors": (VECTORS, [*range(NUM_TEXTS), 0]),
 }
 
 
@@ -181,9 +181,9 @@ def refused(compare: Compare, capsys: pytest.CaptureFixture[str], *arguments: An
     with pytest.raises(SystemExit) as ended:
         compare(*arguments)
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    return said
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    return message
 
 
 def test_sides_that_cannot_be_compared_are_named(
@@ -198,9 +198,9 @@ def test_sides_that_cannot_be_compared_are_named(
     nulls = tmp_path / "nulls.jsonl"
     nulls.write_text('{"text": "a"}\n{"text": null}\n')
     for words, arguments in {
-        "none is no bundle: name a folder": ("none", model, texts),
-        "precision is 'int8': it has fp32": (model, f"{model}@int8", texts),
-        "1 to classify": (model, task_bundles / "classifier" / "1", texts),
+        "none is not a bundle: give a folder": ("none", model, texts),
+        "precision is 'int8', available are fp32": (model, f"{model}@int8", texts),
+        "1 can classify": (model, task_bundles / "classifier" / "1", texts),
         f"--queries {nulls}: row 1: column 'text' is null": (
             model,
             model,
@@ -209,7 +209,7 @@ def test_sides_that_cannot_be_compared_are_named(
             str(nulls),
         ),
         "has no column 'words'": (model, model, texts, "--text-column", "words"),
-        "there is no folder": (model, model, texts, "--picture", str(tmp_path / "no" / "x.svg")),
-        "there is no file": (model, tmp_path / "no.parquet", texts),
+        "does not exist": (model, model, texts, "--picture", str(tmp_path / "no" / "x.svg")),
+        "no.parquet does not exist": (model, tmp_path / "no.parquet", texts),
     }.items():
         assert words in refused(compare, capsys, *arguments)

@@ -77,10 +77,12 @@ def test_the_file_has_the_bytes_of_a_whole_job(
     after = rows.column("text").to_pylist()
     kept, gone = (text in before for text in after), before - set(after)
     num_kept = sum(kept)
-    said = rf"{num_kept:,} rows kept from \S+old.parquet, {len(rows) - num_kept:,} computed, (\d+) "
-    found = re.search(said, capsys.readouterr().out)
-    assert found
-    assert int(found[1]) >= len(gone) > 0
+    pattern = (
+        rf"{num_kept:,} rows reused from \S+old.parquet, {len(rows) - num_kept:,} computed, (\d+) "
+    )
+    match = re.search(pattern, capsys.readouterr().out)
+    assert match
+    assert int(match[1]) >= len(gone) > 0
     with pytest.raises(Killed):
         embed(
             source, "killed.parquet", "--from", str(old), means=replace(MEANS, parts=SecondKilled)
@@ -100,9 +102,9 @@ def test_vectors_are_those_of_the_earlier_file(
     source = corpus_files.write(rows, tmp_path / "rows.parquet")
     capsys.readouterr()
     embed(source, "made.parquet", "--from", str(old))
-    assert f"{NUM_ROWS:,} rows kept from" in capsys.readouterr().out
-    made = pq.read_table(tmp_path / "made.parquet")
-    for text, vector in zip(*made.select(["text", "vector"]).to_pydict().values(), strict=True):
+    assert f"{NUM_ROWS:,} rows reused from" in capsys.readouterr().out
+    table = pq.read_table(tmp_path / "made.parquet")
+    for text, vector in zip(*table.select(["text", "vector"]).to_pydict().values(), strict=True):
         assert vector == expected[text]
 
 
@@ -184,9 +186,9 @@ def test_a_vector_that_another_program_changed_is_not_taken(
     pq.write_table(CHANGES[change](pq.read_table(old)), old, row_group_size=500)
     capsys.readouterr()
     assert embed(tmp_path / "old.csv", "new.parquet", "--from", str(old), "--yes") == whole
-    said = capsys.readouterr().err
-    assert f"addnorm embed: {old} " in said
-    assert "another program" in said or "has no digests of its vectors" in said
+    output = capsys.readouterr().err
+    assert f"addnorm embed: {old} " in output
+    assert "another program" in output or "with digests of the vectors" in output
 
 
 def moved(table: pa.Table) -> pa.Table:
@@ -216,9 +218,9 @@ def test_rows_that_another_program_moved_are_taken(
     pq.write_table(table := make(pq.read_table(old)), old, **options)
     capsys.readouterr()
     assert embed(tmp_path / "old.csv", "new.parquet", "--from", str(old)) == whole
-    said = capsys.readouterr()
-    assert not said.err
-    num_kept = re.search(r"([\d,]+) rows kept", said.out)
+    output = capsys.readouterr()
+    assert not output.err
+    num_kept = re.search(r"([\d,]+) rows reused", output.out)
     assert num_kept
     assert int(num_kept[1].replace(",", "")) >= min(len(table), NUM_ROWS)
 
@@ -239,7 +241,7 @@ def test_an_earlier_file_that_changes_after_it_was_checked_ends_the_job(
             tmp_path / "old.csv", "new.parquet", "--from", str(old),
             means=replace(MEANS, parts=Changing),
         )  # fmt: skip
-    assert "old.parquet changed while it was read" in capsys.readouterr().err
+    assert "old.parquet changed while it was being read" in capsys.readouterr().err
     assert not (tmp_path / "new.parquet").exists()
 
 
@@ -266,8 +268,8 @@ def test_digests_are_of_a_rows_bits_wherever_it_stands(column: pa.Array) -> None
 def test_of_other_options_nothing_is_kept_and_it_is_asked(
     embed: Embed, old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], is_told: bool
 ) -> None:
-    source, asked = tmp_path / "old.csv", list[str]()
-    means = replace(MEANS, confirm=lambda question: bool(asked.append(question)))
+    source, prompts = tmp_path / "old.csv", list[str]()
+    means = replace(MEANS, confirm=lambda question: bool(prompts.append(question)))
     options = ("--from", str(old), "--dtype", "float16")
     if is_told:
         embed(source, "new.parquet", *options, "--yes", means=means)
@@ -277,10 +279,10 @@ def test_of_other_options_nothing_is_kept_and_it_is_asked(
             embed(source, "new.parquet", *options, means=means)
         assert ended.value.code == embed_command.NOT_DONE
         assert not (tmp_path / "new.parquet").exists()
-    assert len(asked) == (not is_told)
-    said = capsys.readouterr().err
+    assert len(prompts) == (not is_told)
+    output = capsys.readouterr().err
     why = "options dtype (stored float32, now float16)"
-    assert f"old.parquet is of another job ({why}): none of 1,200 rows is kept" in said
+    assert f"old.parquet belongs to another job ({why}): none of 1,200 rows can be reused" in output
 
 
 def test_a_text_may_be_cut_by_the_later_job_alone(
@@ -289,9 +291,9 @@ def test_a_text_may_be_cut_by_the_later_job_alone(
     """Which rows were cut, the earlier file does not say."""
     cut = ("--truncate", "--precision", "fp32")  # which is the default
     embed(tmp_path / "old.csv", "cut.parquet", *cut, "--from", str(old))
-    assert "1,200 rows kept" in capsys.readouterr().out
+    assert "1,200 rows reused" in capsys.readouterr().out
     embed(tmp_path / "old.csv", "new.parquet", "--from", str(tmp_path / "cut.parquet"))
-    assert "none of 1,200 rows is kept" in capsys.readouterr().err
+    assert "none of 1,200 rows can be reused" in capsys.readouterr().err
 
 
 def of_no_job(old: Path) -> None:
@@ -313,9 +315,9 @@ def damaged(old: Path) -> None:
 
 
 BAD = {
-    "there is no such file": Path.unlink,
-    "no job of addnorm embed made it": of_no_job,
-    "another job still writes it": being_written,
+    "the file does not exist": Path.unlink,
+    "was not written by addnorm embed": of_no_job,
+    "another job is still writing it": being_written,
     "has no column 'vector_of_text': embed it again": without_digests,
     "CRC checksum verification failed": damaged,
 }
@@ -329,10 +331,10 @@ def test_an_earlier_file_that_does_not_fit_is_named(
     capsys.readouterr()
     with pytest.raises(SystemExit):
         embed(tmp_path / "old.csv", "new.parquet", "--from", str(old))
-    said = capsys.readouterr().err
-    assert said.removeprefix("addnorm embed: ").removeprefix("--from ").startswith(str(old))
-    assert words in said
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert output.removeprefix("addnorm embed: ").removeprefix("--from ").startswith(str(old))
+    assert words in output
+    assert output.count("\n") == 1
     assert not (tmp_path / "new.parquet").exists()
 
 
@@ -346,22 +348,22 @@ def test_a_dry_run_says_what_a_job_takes_and_writes_nothing(
     options = ("--dry-run", "--price-per-hour", "2", "--from", str(old))
     with pytest.raises(FileNotFoundError):  # of OUT's bytes
         embed(source, "dry.parquet", *options)
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert sorted(tmp_path.iterdir()) == before
-    assert f"dry.parquet: {len(rows):,} rows" in said
-    num_computed = re.search(r"([\d,]+) computed", said)
+    assert f"dry.parquet: {len(rows):,} rows" in output
+    num_computed = re.search(r"([\d,]+) computed", output)
     assert num_computed
-    assert f"to compute: {num_computed[1]} rows of about" in said
-    assert "within an hour: 1 such machine\n" in said
-    assert re.search(r"price: [\d.e-]+, at 2 an hour", said)
+    assert f"to compute: {num_computed[1]} rows of about" in output
+    assert "within an hour: 1 such machine\n" in output
+    assert re.search(r"price: [\d.e-]+, at 2 per hour", output)
 
 
 def test_digests_of_pairs_are_not_those_of_their_texts_together() -> None:
     texts = ["ab", ("a", "b"), ("ab", ""), ("", "ab"), "a", ""]
     assert len(set(digests_of(texts).tolist())) == len(texts)
-    known = StoredVectors(digests_of(["a", "b", "a", "c"]))
-    assert known.find(digests_of(["d", "c", "a"])).tolist() == [-1, 3, 0]
-    assert known.num_gone == 1  # b alone
+    stored_vectors = StoredVectors(digests_of(["a", "b", "a", "c"]))
+    assert stored_vectors.find(digests_of(["d", "c", "a"])).tolist() == [-1, 3, 0]
+    assert stored_vectors.num_gone == 1  # b alone
 
 
 def test_vectors_are_taken_in_the_order_that_is_asked_for(tmp_path: Path) -> None:
@@ -371,9 +373,9 @@ def test_vectors_are_taken_in_the_order_that_is_asked_for(tmp_path: Path) -> Non
     table = pa.table({"text": texts, "vector": [[number, -number] for number in numbers]})
     pq.write_table(table, tmp_path / "old.parquet", row_group_size=1000)
     stored = StoredVectors.of_file(Location.parse(tmp_path / "old.parquet"), "text", "vector")
-    asked = np.random.default_rng(0).permutation(len(texts))[:500]
-    found = stored.find(digests_of([texts[row] for row in asked]))
-    assert found.tolist() == asked.tolist()
+    rows_asked = np.random.default_rng(0).permutation(len(texts))[:500]
+    rows = stored.find(digests_of([texts[row] for row in rows_asked]))
+    assert rows.tolist() == rows_asked.tolist()
     with stored.open(None):
-        made = stored.take(found).to_pylist()
-    assert [vector[0] for vector in made] == asked.tolist()
+        vectors = stored.take(rows).to_pylist()
+    assert [vector[0] for vector in vectors] == rows_asked.tolist()

@@ -113,8 +113,8 @@ def refused(
 def served(client: httpx.Client, texts: list[Any], **body: Any) -> np.ndarray:
     dtype, vectors = np.dtype("i1" if "dtype" in body else "<f4"), []
     for start in range(0, len(texts), 256):
-        asked = {"input": texts[start : start + 256], "encoding_format": "base64", **body}
-        answer = client.post("/v1/embeddings", json={"model": TEXT_MODEL, **asked}).json()
+        body_sent = {"input": texts[start : start + 256], "encoding_format": "base64", **body}
+        answer = client.post("/v1/embeddings", json={"model": TEXT_MODEL, **body_sent}).json()
         vectors += [np.frombuffer(base64.b64decode(e["embedding"]), dtype) for e in answer["data"]]
     return np.stack(vectors)
 
@@ -137,11 +137,11 @@ def test_rows_keep_their_order_and_columns_and_get_the_servers_bits(
     small = array(embed(source, "--dtype", "int8").column("vector"))
     assert same_bits(small, served(text_client, rows.column("text").to_pylist(), dtype="int8"))
     (tmp_path / "vectors.parquet").unlink()
-    made = embed(source)
-    assert made.select(rows.column_names).cast(rows.schema).equals(rows)
-    assert made.schema.field("vector").type == pa.list_(pa.float32(), 32)
+    table = embed(source)
+    assert table.select(rows.column_names).cast(rows.schema).equals(rows)
+    assert table.schema.field("vector").type == pa.list_(pa.float32(), 32)
     expected = served(text_client, rows.column("text").to_pylist())
-    assert same_bits(array(made.column("vector")), expected)
+    assert same_bits(array(table.column("vector")), expected)
 
 
 @pytest.mark.parametrize("second", ["b.parquet", "b/deep/a.parquet"])
@@ -153,11 +153,11 @@ def test_a_folder_is_read_by_the_paths_of_its_files(
     (folder / "again").symlink_to(folder)  # links to folders are not followed
     corpus_files.write(rows.slice(700), folder / second)
     corpus_files.write(rows.slice(0, 700).drop_columns("language"), folder / "a.jsonl")
-    made = embed(folder)
-    assert made.column("id").to_pylist() == rows.column("id").to_pylist()
-    assert made.column("language").null_count == 700
+    table = embed(folder)
+    assert table.column("id").to_pylist() == rows.column("id").to_pylist()
+    assert table.column("language").null_count == 700
     (tmp_path / "vectors.parquet").unlink()
-    assert embed(source).column("vector").equals(made.column("vector"))
+    assert embed(source).column("vector").equals(table.column("vector"))
 
 
 @pytest.mark.parametrize(
@@ -172,15 +172,15 @@ def test_the_check_finds_equal_bits(
     embed: Embed, text_bundles: Path, source: Path, options: tuple[str, ...], type_: pa.DataType
 ) -> None:
     """It reads from the file what options the job had."""
-    made = embed(source, *options)
-    assert made.schema.field(made.column_names[-2]).type.value_type == type_
+    table = embed(source, *options)
+    assert table.schema.field(table.column_names[-2]).type.value_type == type_
     report = source.with_name("report.json")
     checked = [str(source.with_name("vectors.parquet")), "--sample", "5000", "--json", str(report)]
     with pytest.raises(SystemExit) as ended:
         command.check([*checked, "--bundle", str(text_bundles / TEXT_MODEL / "1")])
-    found = json.loads(report.read_text())
+    figures = json.loads(report.read_text())
     assert ended.value.code == command.EQUAL
-    assert (found["verdict"], found["fingerprint"]["equal"]) == ("bit-equal", True)
+    assert (figures["verdict"], figures["fingerprint"]["equal"]) == ("bit-equal", True)
 
 
 def test_the_check_is_of_pooled_vectors(
@@ -191,7 +191,7 @@ def test_the_check_is_of_pooled_vectors(
     with pytest.raises(SystemExit) as ended:
         command.check([str(source.with_name("vectors.parquet")), "--bundle", str(bundle)])
     assert ended.value.code == command.CANNOT_CHECK
-    assert "has the output sparse: only pooled can be checked" in capsys.readouterr().err
+    assert "has the output sparse: only the output pooled can be checked" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -209,10 +209,10 @@ def test_sparse_vectors_are_the_servers(
     embed: Embed, task_bundles: Path, task_client: httpx.Client, few: Few
 ) -> None:
     options = ("--output", "sparse", "--top-k", "5")
-    made = embed(few[0], *options, bundle=task_bundles / "masked-lm" / "1")
+    table = embed(few[0], *options, bundle=task_bundles / "masked-lm" / "1")
     body = {"model": "masked-lm", "texts": few[1], "outputs": ["sparse"], "sparse": {"top_k": 5}}
     answer = task_client.post("/v1/infer", json=body).json()
-    for own, expected in zip(made.column("vector").to_pylist(), answer["sparse"], strict=True):
+    for own, expected in zip(table.column("vector").to_pylist(), answer["sparse"], strict=True):
         assert own["indices"] == expected["indices"]
         assert same_bits(np.float32(own["values"]), np.float32(expected["values"]))
 
@@ -223,12 +223,12 @@ def test_vectors_of_tokens_are_the_servers(
 ) -> None:
     bundle = multi_vector_bundles / "colbert" / "1"
     options = [word for value in own.values() for word in ("--input-type", value)]
-    made = embed(few[0], "--output", "multi-vector", *options, bundle=bundle).column("vector")
+    vectors = embed(few[0], "--output", "multi-vector", *options, bundle=bundle).column("vector")
     normalize = bundles.read(bundle).manifest.normalize
     body = {"texts": few[1], "outputs": ["token_vectors"], "normalize": normalize, **own}
     with serving(inference_of(multi_vector_bundles)) as url:
         answer = web.post(f"{url}/v1/infer", json=body).json()["token_vectors"]
-    for found, expected in zip(made.to_pylist(), answer, strict=True):
+    for found, expected in zip(vectors.to_pylist(), answer, strict=True):
         assert same_bits(np.float32(found), np.float32(expected))
 
 
@@ -241,14 +241,14 @@ def test_scores_are_the_servers(
     if model == "reranker":
         options += ["--second-text-column", "language"]
         sent = list(zip(texts, second, strict=True))
-    made = embed(source, *options, bundle=task_bundles / model / "1")
+    table = embed(source, *options, bundle=task_bundles / model / "1")
     answer = task_client.post("/v1/classify", json={"model": model, "texts": sent}).json()
-    known = (made.schema.metadata or {}).get(b"addnorm.labels", b"LABEL_0").decode().split(",")
+    labels = (table.schema.metadata or {}).get(b"addnorm.labels", b"LABEL_0").decode().split(",")
     expected = [
-        [next(one["score"] for one in result if one["label"] == label) for label in known]
+        [next(entry["score"] for entry in result if entry["label"] == label) for label in labels]
         for result in answer["results"]
     ]
-    assert same_bits(array(made.column("vector")), np.float32(expected))
+    assert same_bits(array(table.column("vector")), np.float32(expected))
 
 
 class Killed(BaseException):
@@ -323,9 +323,9 @@ def test_a_result_that_another_program_changed_is_not_complete(
         pq.write_table(pq.read_table(out).slice(1), out)
     else:
         DAMAGE[how](out)
-    said = refused(source)
-    assert str(out) in said
-    assert "remove it to compute it again" in said
+    message = refused(source)
+    assert str(out) in message
+    assert "remove it to compute it again" in message
 
 
 @pytest.fixture
@@ -367,16 +367,17 @@ def test_a_lost_or_doubled_part_is_found(
     else:
         for part, row in ((first, WINDOW_ROWS), (second, 0)):
             part.rename(stopped / part_name(row, part.read_bytes()))
-    assert "does not follow on the parts before it" in refused(source)
+    assert "does not continue the parts before it" in refused(source)
 
 
 FOREIGN = {  # what a part says it was made of -> what is said of it
-    '{"fingerprint": {"precision": "int8"}}': "is of another job. Differences: input texts.parquet",
-    "{}": "is of another job",
-    "[1]": "does not say what it was made of; remove it",
-    '{"fingerprint": 3}': "does not say what it was made of",
-    "[" * 100_000: "does not say what it was made of",
-    "": "does not say what it was made of",
+    '{"fingerprint": {"precision": "int8"}}': "belongs to another job. Differences: input"
+    " texts.parquet",
+    "{}": "belongs to another job",
+    "[1]": "does not record the texts and options it was made from; remove it",
+    '{"fingerprint": 3}': "does not record the texts and options it was made from",
+    "[" * 100_000: "does not record the texts and options it was made from",
+    "": "does not record the texts and options it was made from",
 }
 
 
@@ -403,8 +404,8 @@ def test_a_file_that_changes_while_it_is_read_ends_the_job(
             changed = corpus_files.write(other, tmp_path / "changed.parquet")
             source.write_bytes(changed.read_bytes())
 
-    said = refused(source, parts=Changing)
-    assert "texts.parquet changed while it was read: remove" in said
+    message = refused(source, parts=Changing)
+    assert "texts.parquet changed while it was being read: remove" in message
     assert not (tmp_path / "vectors.parquet").exists()
     assert "input texts.parquet" in refused(source)  # nor does the job go on
 
@@ -419,7 +420,7 @@ def test_a_link_stays_and_its_target_is_written(
     assert [file.name for file in elsewhere.iterdir()] == ["target.parquet"]
     link.unlink()
     link.symlink_to(tmp_path / "none" / "target.parquet")
-    assert f"there is no folder {tmp_path / 'none'}" in refused(source)
+    assert f"the folder {tmp_path / 'none'} does not exist" in refused(source)
 
 
 def test_a_text_that_is_not_utf_8_is_named(refused: Callable[..., str], tmp_path: Path) -> None:
@@ -467,9 +468,9 @@ def test_a_damaged_part_is_named_before_work_and_may_be_made_again(
 ) -> None:
     _, second = sorted(stopped.glob("part-*.parquet"))
     DAMAGE[damage](second)
-    said = refused(source)
-    assert f"{second} is damaged" in said
-    assert "remove it and the parts after it" in said
+    message = refused(source)
+    assert f"{second} is damaged" in message
+    assert "remove it and the parts after it" in message
     second.unlink()
     capsys.readouterr()
     embed(source)
@@ -494,7 +495,7 @@ def test_a_folder_is_read_whole_or_refused(
     (folder / ".hidden.csv").write_text("text\nb\n")
     assert embed(folder).column("text").to_pylist() == ["a"]
     (folder / "a.csv").unlink()
-    assert "has no file that ends in .parquet" in refused(folder)
+    assert "has no files that end in .parquet" in refused(folder)
 
 
 @pytest.mark.parametrize("out", ["vectors.csv", "vectors.jsonl", "vectors", "s3://bucket/v.csv"])
@@ -506,8 +507,8 @@ def test_only_parquet_is_written(
     with pytest.raises(SystemExit) as ended:
         embed_command.embed([str(tmp_path / "texts.csv"), out, "--bundle", "none"], means)
     assert ended.value.code == embed_command.NOT_DONE
-    said = f"{out}: OUT is written as Parquet: name a file that ends in .parquet"
-    assert capsys.readouterr().err == f"addnorm embed: {said}\n"
+    message = f"{out}: OUT is a Parquet file: its name must end in .parquet"
+    assert capsys.readouterr().err == f"addnorm embed: {message}\n"
 
 
 def test_a_log_gets_a_line_from_time_to_time(capsys: pytest.CaptureFixture[str]) -> None:
@@ -527,7 +528,7 @@ def test_a_model_that_is_not_made_to_embed_is_told(
     embed: Embed, source: Path, task_bundles: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     embed(source, bundle=task_bundles / "reranker" / "1")
-    assert "reranker/1 is not made to embed" in capsys.readouterr().err
+    assert "reranker/1 cannot embed" in capsys.readouterr().err
 
 
 def test_two_processes_do_not_write_one_file(
@@ -536,7 +537,7 @@ def test_two_processes_do_not_write_one_file(
     plan = plan_of(Location.parse(next(stopped.glob("part-*.parquet"))))
     assert plan
     with Parts(Location.parse(source.with_name("vectors.parquet")), plan, {}).open():
-        assert "another process writes" in refused(source)
+        assert "another process is writing" in refused(source)
 
 
 def test_a_long_text_stops_the_job_and_may_then_be_cut(
@@ -547,17 +548,17 @@ def test_a_long_text_stops_the_job_and_may_then_be_cut(
     texts[1100] = LONG
     rows = rows.set_column(1, "text", pa.array(texts))
     source = corpus_files.write(rows, tmp_path / "texts.parquet")
-    said = refused(source)
-    assert re.search(r"row 1100 has 42 tokens, 30 more than \S+ takes \(12\): .*truncate", said)
-    made = array(embed(source, "--truncate").column("vector"))
-    assert same_bits(made, served(text_client, texts, truncate=True))
+    message = refused(source)
+    assert re.search(r"row 1100 has 42 tokens, 30 more than \S+ takes \(12\): .*truncate", message)
+    vectors = array(embed(source, "--truncate").column("vector"))
+    assert same_bits(vectors, served(text_client, texts, truncate=True))
 
 
 TWO_TYPES = b'{"text": "a", "n": 1}\n' * 256 + b'{"text": "a", "n": "b"}'
 BAD_FILES: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
     "row 1: column 'text' is null": ("jsonl", b'{"text": "a"}\n{"text": null}\n', ()),
-    "line 2 is no JSON": ("jsonl", b'{"text": "a"}\n{"text\n', ()),
-    "line 1 is no JSON object": ("jsonl", b"[1]\n", ()),
+    "line 2 is not valid JSON": ("jsonl", b'{"text": "a"}\n{"text\n', ()),
+    "line 1 is not a JSON object": ("jsonl", b"[1]\n", ()),
     "line 2 has the key 'text' twice": (
         "jsonl", b'{"text": "a: b", "x": 1}\n{"text": "a", "text": "b"}\n', ()
     ),
@@ -569,23 +570,23 @@ BAD_FILES: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
     "column 'text' is int64, not text": ("jsonl", b'{"text": 1}\n', ()),
     "has no column 'words'": ("csv", b"text\na\n", ("--text-column", "words")),
     "has a column 'vector'": ("csv", b"text,vector\na,b\n", ()),
-    "the result cannot have its columns": ("jsonl", b'{"text": "a", "meta": {}}\n', ()),
+    "its columns cannot be copied to the result": ("jsonl", b'{"text": "a", "meta": {}}\n', ()),
     "cannot be read: Python int": (
         "jsonl", b'{"text": "a", "k": 18446744073709551615}\n{"text": "b", "k": null}\n', ()
     ),
     "is empty": ("csv", b"", ()),
-    "is the text column itself": (
+    "are the same column": (
         "csv", b"text\na\n", ("--output", "scores", "--second-text-column", "text")
     ),
     "has no rows": ("csv", b"text\n", ()),
     "cannot be read: ": ("parquet", b"no parquet", ()),
     "its name must end in one of": ("txt", b"a", ()),
-    "which is of output sparse": ("csv", b"text\na\n", ("--top-k", "3")),
-    "of output scores it is one of": (
+    "applies to the output sparse": ("csv", b"text\na\n", ("--top-k", "3")),
+    "for the output scores it must be one of": (
         "csv", b"text\na\n", ("--output", "scores", "--dtype", "int8")
     ),
     "cannot make sparse vectors": ("csv", b"text\na\n", ("--output", "sparse")),
-    "which is of --output scores": ("csv", b"text\na\n", ("--second-text-column", "text")),
+    "needs --output scores": ("csv", b"text\na\n", ("--second-text-column", "text")),
     "has no such prompt": ("csv", b"text\na\n", ("--prompt-name", "query")),
     "has fp32": ("csv", b"text\na\n", ("--precision", "int8")),
     "dimensions is 33": ("csv", b"text\na\n", ("--dimensions", "33")),
@@ -611,9 +612,9 @@ def test_a_file_that_no_job_made_is_not_replaced(
     refused: Callable[..., str], source: Path, tmp_path: Path, notebook: Path
 ) -> None:
     (out := tmp_path / "vectors.parquet").write_text("mine")
-    assert "no such job made it" in refused(source)
+    assert "was not written by this job" in refused(source)
     assert out.read_text() == "mine"
-    assert "would be read as a part of" in refused(tmp_path)
+    assert "would be read as input" in refused(tmp_path)
     out.unlink()
     assert "has no tokenizer" in refused(source, bundle=notebook)
 
@@ -623,8 +624,10 @@ def test_ray_datas_callable_gives_the_same_bits_in_any_batches(
 ) -> None:
     expected = embed(source)
     with closing(Addnorm(str(text_bundles / TEXT_MODEL / "1"))) as addnorm:
-        made = [addnorm(rows.slice(start, size)) for start, size in ((0, 1), (1, 900), (901, 299))]
-        assert pa.concat_tables(made).equals(expected.drop_columns("vector_of_text"))
+        tables = [
+            addnorm(rows.slice(start, size)) for start, size in ((0, 1), (1, 900), (901, 299))
+        ]
+        assert pa.concat_tables(tables).equals(expected.drop_columns("vector_of_text"))
         assert addnorm.metadata["addnorm.fingerprint"].encode() in expected.schema.metadata.values()
         with pytest.raises(CorpusError, match="row 1: column 'text' is null"):
             addnorm(pa.table({"text": ["a", None]}))
@@ -649,7 +652,7 @@ def test_equal_texts_are_computed_once(text_bundles: Path, tmp_path: Path) -> No
 
     out, bundle = tmp_path / "vectors.parquet", text_bundles / TEXT_MODEL / "1"
     embed_command.embed([str(source), str(out), "--bundle", str(bundle)], Means(counted))
-    made = pq.read_table(out).column("vector").to_pylist()
+    vectors = pq.read_table(out).column("vector").to_pylist()
     assert sum(computed) == 2
-    assert made[0::2] == made[:1] * 200
-    assert made[1::2] == made[1:2] * 200
+    assert vectors[0::2] == vectors[:1] * 200
+    assert vectors[1::2] == vectors[1:2] * 200

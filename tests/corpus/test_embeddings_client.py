@@ -26,8 +26,8 @@ def ask(handler: Handler, model: str | None = None) -> Embedded:
 
 
 def texts_of(request: httpx.Request) -> list[str]:
-    asked: list[str] = json.loads(request.content)["input"]
-    return asked
+    texts: list[str] = json.loads(request.content)["input"]
+    return texts
 
 
 def answer(request: httpx.Request, digest: str | None = None) -> httpx.Response:
@@ -56,9 +56,9 @@ def test_a_busy_server_is_waited_for() -> None:
         status = next(refusals, None)
         return refused(status, "full", retry_after="0.01") if status else answer(request)
 
-    found = ask(handler)
-    assert lengths(found) == list(range(1, 101))
-    assert found.fingerprint is None  # the server tells none
+    client_answer = ask(handler)
+    assert lengths(client_answer) == list(range(1, 101))
+    assert client_answer.fingerprint is None  # the server does not report a fingerprint
 
 
 @pytest.mark.parametrize(("status", "param"), [(400, "input"), (413, None), (504, None)])
@@ -93,7 +93,7 @@ def test_other_rejections_and_answers_end_at_once() -> None:
         ask(handler)
     assert len(calls) <= 4  # the requests that are sent at once
     for body in ("<html>", '{"data": []}', '{"data": [{"embedding": [1, 2]}], "model": "m"}'):
-        with pytest.raises(CorpusError, match="something else than vectors"):
+        with pytest.raises(CorpusError, match="did not answer with one vector per text"):
             ask(lambda request, body=body: httpx.Response(200, text=body))  # type: ignore[misc]
     with pytest.raises(CorpusError, match="answered 502: Bad Gateway"):
         ask(lambda request: httpx.Response(502, text="Bad\nGateway"))

@@ -66,9 +66,9 @@ def check(text_url: str, texts: list[str], tmp_path: Path) -> Check:
             options = ("--url", text_url, "--model", TEXT_MODEL, *options)
         with pytest.raises(SystemExit) as ended:
             command.check([str(file), "--json", str(report), *options])
-        found: dict[str, Any] = json.loads(report.read_text())
-        assert ended.value.code == found["exit_code"]
-        return found
+        figures: dict[str, Any] = json.loads(report.read_text())
+        assert ended.value.code == figures["exit_code"]
+        return figures
 
     return check
 
@@ -77,20 +77,20 @@ def check(text_url: str, texts: list[str], tmp_path: Path) -> Check:
 def test_the_servers_own_vectors_are_bit_equal(
     dtype: str, vectors: Array, parts: dict[str, str], check: Check
 ) -> None:
-    found = check(vectors.astype(dtype), fingerprint=to_text(parts))
-    assert (found["verdict"], found["exit_code"]) == ("bit-equal", 0)
-    assert found["figures"]["num_rows"] == NUM_TEXTS
-    assert found["figures"]["neighbours_shared"] == 1
-    assert found["fingerprint"]["equal"] is True
+    figures = check(vectors.astype(dtype), fingerprint=to_text(parts))
+    assert (figures["verdict"], figures["exit_code"]) == ("bit-equal", 0)
+    assert figures["figures"]["num_rows"] == NUM_TEXTS
+    assert figures["figures"]["neighbours_shared"] == 1
+    assert figures["fingerprint"]["equal"] is True
 
 
 def test_a_bundle_gives_them_without_a_server(
     vectors: Array, text_bundles: Path, check: Check
 ) -> None:
     bundle = ("--bundle", str(text_bundles / TEXT_MODEL / "1"))
-    found = check(vectors.tolist(), *bundle)  # lists of any size
-    assert (found["verdict"], found["exit_code"]) == ("bit-equal", 0)
-    assert found["fingerprint"]["stored"] is None
+    figures = check(vectors.tolist(), *bundle)  # lists of any size
+    assert (figures["verdict"], figures["exit_code"]) == ("bit-equal", 0)
+    assert figures["fingerprint"]["stored"] is None
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
@@ -106,29 +106,29 @@ def test_small_vectors_are_bit_equal(
 def test_one_changed_byte_is_found(vectors: Array, parts: dict[str, str], check: Check) -> None:
     changed = vectors.copy()
     changed[29].view(np.uint8)[4] ^= 1  # the last bit of a number
-    found = check(changed, "--accept", "rounding", fingerprint=to_text(parts))
-    assert (found["verdict"], found["exit_code"]) == ("some rows", 1)
-    assert found["figures"]["different_rows"] == [29]
-    assert found["figures"]["largest_difference_row"] == 29
-    assert "by the fingerprint: texts or vectors of the file changed" in found["meaning"]
+    figures = check(changed, "--accept", "rounding", fingerprint=to_text(parts))
+    assert (figures["verdict"], figures["exit_code"]) == ("some rows", 1)
+    assert figures["figures"]["different_rows"] == [29]
+    assert figures["figures"]["largest_difference_row"] == 29
+    assert "the file's texts or vectors changed" in figures["meaning"]
 
 
 def test_rows_in_another_order_are_told(
     vectors: Array, parts: dict[str, str], check: Check
 ) -> None:
     """Also where the fingerprint is equal."""
-    found = check(vectors[::-1], fingerprint=to_text(parts))
-    assert (found["verdict"], found["exit_code"]) == ("other rows", 1)
-    assert "rows are in another order" in found["meaning"]
-    assert found["figures"]["of_other_rows"] > 0.9
+    figures = check(vectors[::-1], fingerprint=to_text(parts))
+    assert (figures["verdict"], figures["exit_code"]) == ("other rows", 1)
+    assert "rows are in a different order" in figures["meaning"]
+    assert figures["figures"]["of_other_rows"] > 0.9
 
 
 def test_vectors_of_zeros_are_told(
     vectors: Array, check: Check, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = check(np.zeros_like(vectors))
-    assert found["meaning"] == "the stored vectors are zero, so nothing was stored"
-    assert found["figures"]["neighbours_shared"] is None
+    figures = check(np.zeros_like(vectors))
+    assert figures["meaning"] == "all stored vectors are zero, so no vectors were stored"
+    assert figures["figures"]["neighbours_shared"] is None
     printed = capsys.readouterr()
     assert f"stored vectors that are zero: {NUM_TEXTS}" in printed.out
     assert printed.err == ""  # no bars where there is no terminal
@@ -136,15 +136,15 @@ def test_vectors_of_zeros_are_told(
 
 def test_vectors_of_another_model_are_told(task_url: str, vectors: Array, check: Check) -> None:
     same_width = ("--dimensions", str(vectors.shape[1]))
-    found = check(vectors, "--url", task_url, "--model", "embedder", *same_width)
-    assert (found["verdict"], found["exit_code"]) == ("other vectors", 1)
-    assert found["figures"]["neighbours_shared"] < 0.9
+    figures = check(vectors, "--url", task_url, "--model", "embedder", *same_width)
+    assert (figures["verdict"], figures["exit_code"]) == ("other vectors", 1)
+    assert figures["figures"]["neighbours_shared"] < 0.9
 
 
 def test_rounding_is_accepted_if_asked(vectors: Array, check: Check) -> None:
     near = vectors * np.float32(1 + 1e-6)
-    found = check(near)
-    assert (found["verdict"], found["exit_code"]) == ("rounding", 1)
+    figures = check(near)
+    assert (figures["verdict"], figures["exit_code"]) == ("rounding", 1)
     assert check(near, "--accept", "rounding")["exit_code"] == 0
 
 
@@ -154,20 +154,20 @@ def test_the_part_of_the_fingerprint_that_differs_is_named(
     """Also where the vectors are equal all the same."""
     kind = "Linux x86_64 avx1024"  # that did not give the bits of the certificate
     other = to_text(parts | {"onnxruntime": "1.2.3", "processor": kind})
-    found = check(vectors, fingerprint=other)
-    assert (found["verdict"], found["exit_code"]) == ("bit-equal", 0)
-    assert found["meaning"].endswith("though the fingerprint differs")
-    named = {entry["part"]: entry["stored"] for entry in found["fingerprint"]["differences"]}
+    figures = check(vectors, fingerprint=other)
+    assert (figures["verdict"], figures["exit_code"]) == ("bit-equal", 0)
+    assert figures["meaning"].endswith("though the fingerprint differs")
+    named = {entry["part"]: entry["stored"] for entry in figures["fingerprint"]["differences"]}
     assert named == {"onnxruntime": "1.2.3", "processor": kind}
-    told = capsys.readouterr().out
-    assert f"onnxruntime (stored 1.2.3, now {parts['onnxruntime']})" in told
-    assert f"processor (stored {kind}, now {parts['processor']})" in told
+    report_text = capsys.readouterr().out
+    assert f"onnxruntime (stored 1.2.3, now {parts['onnxruntime']})" in report_text
+    assert f"processor (stored {kind}, now {parts['processor']})" in report_text
     assert parts["processor"].startswith(ANY)
 
 
 def test_of_two_processor_classes_only_what_differs_is_named() -> None:
-    found = Difference("processor", "Linux x86_64 avx avx1024", "Linux x86_64 avx")
-    assert str(found) == "processor (stored avx1024, now without)"
+    difference = Difference("processor", "Linux x86_64 avx avx1024", "Linux x86_64 avx")
+    assert str(difference) == "processor (stored avx1024, now without)"
 
 
 def test_a_bare_digest_names_no_part(
@@ -175,7 +175,7 @@ def test_a_bare_digest_names_no_part(
 ) -> None:
     bare = "0" * 32
     assert check(-vectors, fingerprint=bare)["fingerprint"]["equal"] is False
-    assert "its parts were not stored, so no cause can be named" in capsys.readouterr().out
+    assert "its parts were not stored, so the cause cannot be determined" in capsys.readouterr().out
     # what is given wins over the file's
     given = check(-vectors, "--fingerprint", digest_of(parts), fingerprint=bare)
     assert given["fingerprint"]["equal"] is True
@@ -190,9 +190,9 @@ def test_a_bare_digest_of_another_precision_names_it() -> None:
     rows = np.arange(2)
     vectors = np.eye(2, dtype=np.float32)
     served = Embedded(vectors, "m", Recorded("a", parts["a"]), parts)
-    found = report(Sample(rows, ["a", "b"], vectors), served, Recorded("b", None))
-    assert str(found.fingerprints).startswith("differs in precision (stored int8, now fp32); ")
-    assert str(found.fingerprints).endswith(": --precision int8")
+    text = report(Sample(rows, ["a", "b"], vectors), served, Recorded("b", None))
+    assert str(text.fingerprints).startswith("differs in precision (stored int8, now fp32); ")
+    assert str(text.fingerprints).endswith(": use --precision int8")
 
 
 def test_a_prompt_and_cut_dimensions_are_options(
@@ -201,9 +201,9 @@ def test_a_prompt_and_cut_dimensions_are_options(
     body = {"model": "embedder", "input": texts, "prompt_name": "query", "dimensions": 5}
     data = task_client.post("/v1/embeddings", json=body).json()["data"]
     stored = np.array([entry["embedding"] for entry in data], np.float32)
-    asked = ("--url", task_url, "--model", "embedder", "--dimensions", "5")
-    assert check(stored, *asked, "--prompt-name", "query")["verdict"] == "bit-equal"
-    assert check(stored, *asked)["verdict"] != "bit-equal"
+    options = ("--url", task_url, "--model", "embedder", "--dimensions", "5")
+    assert check(stored, *options, "--prompt-name", "query")["verdict"] == "bit-equal"
+    assert check(stored, *options)["verdict"] != "bit-equal"
 
 
 def test_the_sample_is_seeded_and_its_rows_are_those_of_the_file(
@@ -234,21 +234,30 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 NAN = [[1.0, 2.0], [1.0, float("nan")]]
 FILES: dict[str, tuple[dict[str, Any], str]] = {
-    "null": ({"vector": [[1.0, 2.0], None]}, "row 1 has no vector, but null"),
+    "null": ({"vector": [[1.0, 2.0], None]}, "row 1 has null instead of a vector"),
     "null number": ({"vector": [[1.0, 2.0], [1.0, None]]}, "row 1 has a vector with null"),
     "NaN": ({"vector": NAN}, "row 1 has a vector with a number that is not finite"),
-    "sizes": ({"vector": [[1.0], [1.0, 2.0]]}, "row 1 has a vector of 2 numbers, row 0 one of 1"),
+    "sizes": (
+        {"vector": [[1.0], [1.0, 2.0]]},
+        "row 1 has a vector of 2 numbers, row 0 has one of 1",
+    ),
     "no numbers": ({"vector": pa.array([[], []], pa.list_(pa.float32()))}, "without numbers"),
-    "no vectors": ({"vector": [1.0, 2.0]}, "column 'vector' is double: vectors are lists"),
-    "whole numbers": ({"vector": [[1], [2]]}, "vectors are lists of one size, of float, halffloat"),
-    "no text": ({"text": [1, 2]}, "column 'text' is int64, not text: name a column of strings"),
+    "no vectors": ({"vector": [1.0, 2.0]}, "column 'vector' is double: vectors must be lists"),
+    "whole numbers": (
+        {"vector": [[1], [2]]},
+        "vectors must be lists of the same size, of float, halffloat",
+    ),
+    "no text": ({"text": [1, 2]}, "column 'text' is int64, not text: choose a column of strings"),
     "text not UTF-8": (
         {"text": pa.array([b"a", b"\xff"]).view(pa.string())},
         "row 1 has a text that is not UTF-8",
     ),
-    "null text": ({"text": [None, "a"]}, "row 0 has no text, but null"),
-    "width": ({}, f"the stored vectors have 1 numbers, those of {TEXT_MODEL} 32: name another"),
-    "other columns": ({"text": None}, "has no column 'text': name one with --text-column; its"),
+    "null text": ({"text": [None, "a"]}, "row 0 has null instead of a text"),
+    "width": (
+        {},
+        f"the stored vectors have 1 numbers, the vectors of {TEXT_MODEL} have 32: choose another",
+    ),
+    "other columns": ({"text": None}, "has no column 'text': choose one with --text-column; its"),
     "no rows": ({"text": pa.array([], pa.string()), "vector": []}, "has no rows"),
 }
 
@@ -258,11 +267,11 @@ def test_a_file_that_does_not_fit_is_refused_in_one_line(
     columns: dict[str, Any], message: str, text_url: str, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    known = {"text": ["a", "b"], "vector": [[1.0], [2.0]]} | columns
-    table = pa.table({name: column for name, column in known.items() if column is not None})
+    column_values = {"text": ["a", "b"], "vector": [[1.0], [2.0]]} | columns
+    table = pa.table({name: column for name, column in column_values.items() if column is not None})
     pq.write_table(table, tmp_path / "v.parquet")
-    asked = (str(tmp_path / "v.parquet"), "--url", text_url, "--model", TEXT_MODEL)
-    assert message in refusal(capsys, *asked)
+    options = (str(tmp_path / "v.parquet"), "--url", text_url, "--model", TEXT_MODEL)
+    assert message in refusal(capsys, *options)
 
 
 JOBS = {  # metadata -> what is said of it
@@ -284,8 +293,8 @@ def test_odd_metadata_is_told_in_one_line_or_ignored(
 ) -> None:
     table = pa.table({"text": ["a"], "vector": [[1.0]]}).replace_schema_metadata({PLAN_KEY: job})
     pq.write_table(table, tmp_path / "v.parquet")
-    asked = (str(tmp_path / "v.parquet"), "--url", text_url, "--model", "none")
-    assert JOBS[job] in refusal(capsys, *asked)
+    options = (str(tmp_path / "v.parquet"), "--url", text_url, "--model", "none")
+    assert JOBS[job] in refusal(capsys, *options)
 
 
 def test_what_cannot_be_checked_is_said_in_one_line(
@@ -296,7 +305,7 @@ def test_what_cannot_be_checked_is_said_in_one_line(
     (tmp_path / "text").write_text("a,b\n")
     for arguments, message in (
         ([str(tmp_path / "none"), "--url", text_url], "No such file"),
-        ([str(tmp_path), "--url", text_url], "is a folder: name one Parquet file"),
+        ([str(tmp_path), "--url", text_url], "is a folder: give one of its Parquet files"),
         ([str(tmp_path / "text"), "--url", text_url], "cannot be read as a Parquet file"),
         ([file, "--url", "http://127.0.0.1:9"], "does not answer"),
         ([file, "--url", text_url, "--model", "none"], "'none' is not served here"),
@@ -305,13 +314,16 @@ def test_what_cannot_be_checked_is_said_in_one_line(
         ([file, "--url", text_url, "--fingerprint", "abc"], "--fingerprint: 'abc' is no"),
         ([file, "--bundle", str(tmp_path)], "a bundle is a folder <name>/<version>, such as"),
         ([file, "--bundle", "a" * 300], "File name too long"),
-        ([file, "--bundle", "none"], "bundle none: there is no such folder"),
-        ([file, "--bundle", "none", "--api-key-env", "HOME"], "is of a server, not of a bundle"),
+        ([file, "--bundle", "none"], "bundle none: the folder does not exist"),
+        ([file, "--bundle", "none", "--api-key-env", "HOME"], "applies to a server only"),
         ([file, "--url", "localhost:9301"], "localhost:9301: write http:// or https:// before"),
-        ([file, "--url", text_url, "--sample", "abc"], "'abc' is no whole number above 0"),
+        ([file, "--url", text_url, "--sample", "abc"], "'abc' is not a whole number above 0"),
         # before anything is read
-        (["none", "--url", text_url, "--json", str(tmp_path)], "is a folder: name a file"),
-        (["none", "--url", text_url, "--json", "none/a"], "--json none/a: there is no folder none"),
+        (["none", "--url", text_url, "--json", str(tmp_path)], "is a folder: give a file"),
+        (
+            ["none", "--url", text_url, "--json", "none/a"],
+            "--json none/a: the folder none does not exist",
+        ),
         (["none", "--url", text_url, "--api-key-env", "NO_SUCH"], "NO_SUCH is not set"),
         (["a" * 300 + ".parquet", "--url", text_url], "File name too long"),
     ):

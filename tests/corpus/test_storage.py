@@ -36,7 +36,7 @@ def test_a_file_that_is_cut_while_it_is_read_ends_no_process(tmp_path: Path) -> 
     pieces = read_batches(Location.parse(file).open_rows(), 1000, ["number"])
     next(pieces)
     os.truncate(file, 5000)
-    with pytest.raises(OSError, match="rows too soon"):
+    with pytest.raises(OSError, match="rows are missing at its end"):
         list(pieces)
 
 
@@ -84,7 +84,7 @@ def test_a_row_that_is_too_large_is_refused(num_rows: int, tmp_path: Path) -> No
     """The footer of a file of one row says so, before anything is read."""
     rows = pa.table({"list": [["a" * 2**20] * 65] + [["b"]] * (num_rows - 1)})
     pq.write_table(rows, file := tmp_path / "rows.parquet", use_dictionary=num_rows > 1)
-    with pytest.raises(OSError, match=f"the limit is {2**26}|{2**26} bytes, which is the limit"):
+    with pytest.raises(OSError, match=f"the limit is {2**26}|{2**26} bytes, the limit"):
         list(read_batches(Location.parse(file).open_rows(), 256, ["list"]))
 
 

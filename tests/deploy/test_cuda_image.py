@@ -47,9 +47,9 @@ def test_the_compose_service_reserves_a_gpu_and_differs_in_little_else() -> None
     assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
     assert gpu.pop("profiles") == ["cuda"]
     assert gpu["build"].pop("target") == "serve-cuda"
-    for own in ("image", "ports", "networks", "mem_limit"):
-        gpu.pop(own)
-        cpu.pop(own, None)
+    for key in ("image", "ports", "networks", "mem_limit"):
+        gpu.pop(key)
+        cpu.pop(key, None)
     assert gpu == cpu
 
 
@@ -62,7 +62,7 @@ def test_the_compose_service_for_grpc_publishes_its_port() -> None:
     assert {*arguments, "EXTRAS"} == {*plain["build"]["args"]}
     assert not any(arguments.values())  # they come from the environment
     assert grpc.pop("profiles") == ["grpc"]
-    for own in ("image", "ports", "environment", "build"):
-        grpc.pop(own)
-        plain.pop(own, None)
+    for key in ("image", "ports", "environment", "build"):
+        grpc.pop(key)
+        plain.pop(key, None)
     assert grpc == plain

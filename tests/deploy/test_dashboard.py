@@ -14,7 +14,9 @@ Panel = dict[str, Any]  # as Grafana's JSON has it
 BOARD = json.loads((DEPLOY / "grafana/provisioning/dashboards/addnorm.json").read_text())
 PANELS: list[Panel] = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
 # variables of the dashboard: what Grafana puts in where all are chosen
-ALL = {one["name"]: one["allValue"] for one in BOARD["templating"]["list"] if "allValue" in one}
+ALL = {
+    entry["name"]: entry["allValue"] for entry in BOARD["templating"]["list"] if "allValue" in entry
+}
 REFERENCE = set(
     re.findall(r"^- `(addnorm_\w+)`", (ROOT / "docs/reference.md").read_text(), re.MULTILINE)
 )

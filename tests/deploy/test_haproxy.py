@@ -30,8 +30,8 @@ needs_haproxy = pytest.mark.skipif(PROGRAM is None, reason="haproxy is not insta
 
 
 def seconds(name: str) -> float:
-    (found,) = re.findall(rf"^  {name} (\d+)s$", CONFIGURATION, re.MULTILINE)
-    return float(found)
+    (value,) = re.findall(rf"^  {name} (\d+)s$", CONFIGURATION, re.MULTILINE)
+    return float(value)
 
 
 def test_haproxys_limits_are_beyond_the_servers_so_that_servers_answer_with_a_message() -> None:
@@ -54,8 +54,8 @@ def test_no_two_services_publish_one_port_and_replicas_publish_none() -> None:
 
 
 def test_a_replica_differs_from_the_single_server_by_its_share_of_the_machine_alone() -> None:
-    own = {"profiles", "scale", "cpus", "networks"}
-    replica = {name: value for name, value in COMPOSE["replica"].items() if name not in own}
+    keys = {"profiles", "scale", "cpus", "networks"}
+    replica = {name: value for name, value in COMPOSE["replica"].items() if name not in keys}
     single = {name: value for name, value in COMPOSE["addnorm"].items() if name != "ports"}
     assert replica == single
 
@@ -156,9 +156,9 @@ def test_requests_reach_all_that_are_ready_and_503_is_repeated_elsewhere(
     wait_for_servers(front, 1)
     assert ask(4, bytes(100_000)) == [200] * 4
     second.status = 500  # it may have been computed: the caller decides
-    asked = len(second.asked)
+    num_requests = len(second.asked)
     assert ask(1) == [500]
-    assert len(second.asked) == asked + 1
+    assert len(second.asked) == num_requests + 1
 
 
 @needs_haproxy

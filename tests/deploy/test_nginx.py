@@ -24,8 +24,8 @@ http {{ access_log off; client_body_temp_path {folder}/bodies; proxy_temp_path {
 
 
 def seconds(name: str) -> float:
-    (found,) = re.findall(rf"^ +{name} (\d+)s;", CONFIGURATION, re.MULTILINE)
-    return float(found)
+    (value,) = re.findall(rf"^ +{name} (\d+)s;", CONFIGURATION, re.MULTILINE)
+    return float(value)
 
 
 def test_nginxs_times_fit_those_of_the_server() -> None:
@@ -41,10 +41,10 @@ def address(text_url: str, tmp_path: Path) -> Iterator[str]:
     key, port = tmp_path / "key.pem", free_port()
     command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
     subprocess.run([*command.split(), "-keyout", key, "-out", key], check=True, capture_output=True)
-    own = CONFIGURATION.replace("listen 443", f"listen 127.0.0.1:{port}")
-    own = own.replace("127.0.0.1:8000", text_url.removeprefix("http://"))
-    own = re.sub(r"(ssl_certificate\w*) +\S+;", rf"\1 {key};", own)
-    (tmp_path / "nginx.conf").write_text(HEAD.format(folder=tmp_path, own=own))
+    configuration = CONFIGURATION.replace("listen 443", f"listen 127.0.0.1:{port}")
+    configuration = configuration.replace("127.0.0.1:8000", text_url.removeprefix("http://"))
+    configuration = re.sub(r"(ssl_certificate\w*) +\S+;", rf"\1 {key};", configuration)
+    (tmp_path / "nginx.conf").write_text(HEAD.format(folder=tmp_path, own=configuration))
     process = subprocess.Popen([PROGRAM, "-c", tmp_path / "nginx.conf", "-e", tmp_path / "errors"])
     try:
         yield f"https://localhost:{port}"

@@ -60,9 +60,9 @@ def test_an_alert_points_to_its_row(alert: str) -> None:
 def test_every_metric_that_is_named_exists() -> None:
     """Commands count too: the test of all pages looks at words in backticks only."""
     reference = (ROOT / "docs/reference.md").read_text()
-    known = set(re.findall(r"^- `(addnorm_\w+)`", reference, re.M))
+    metrics = set(re.findall(r"^- `(addnorm_\w+)`", reference, re.M))
     named = {
         re.sub(PARTS_OF_A_HISTOGRAM, "", name) for name in re.findall(r"\baddnorm_\w+", RUNBOOK)
     }
     assert named
-    assert named <= known
+    assert named <= metrics

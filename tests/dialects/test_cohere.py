@@ -56,14 +56,14 @@ def test_both_versions_rank_by_the_models_own_logits(
 ) -> None:
     expected = ranked(probabilities(logits))
     assert [score for _, score in expected if not 0 < score < 1] == []
-    asked: dict[str, Any] = {"model": "reranker", "query": QUERY, "documents": DOCUMENTS}
-    for answer in (v1.rerank(**asked), v2.rerank(**asked)):
+    body: dict[str, Any] = {"model": "reranker", "query": QUERY, "documents": DOCUMENTS}
+    for answer in (v1.rerank(**body), v2.rerank(**body)):
         assert found(answer) == expected
         assert answer.meta
         assert answer.meta.tokens
         assert answer.meta.tokens.input_tokens
-    assert found(v2.rerank(**asked, top_n=2)) == expected[:2]
-    assert found(v2.rerank(**asked, top_n=99)) == expected
+    assert found(v2.rerank(**body, top_n=2)) == expected[:2]
+    assert found(v2.rerank(**body, top_n=99)) == expected
     with_texts = v1.rerank(
         model="reranker",
         query=QUERY,
@@ -77,12 +77,16 @@ def test_both_versions_rank_by_the_models_own_logits(
 
 def test_what_a_document_has_beside_its_text_is_sent_back(task_client: httpx.Client) -> None:
     documents = [{"text": text, "title": f"{index}"} for index, text in enumerate(DOCUMENTS)]
-    asked = {"query": QUERY, "documents": documents, "return_documents": True}
-    results = task_client.post("/v1/rerank", json=asked).json()["results"]
-    assert [each["document"] for each in results] == [documents[each["index"]] for each in results]
-    asked["documents"] = DOCUMENTS
-    plain = task_client.post("/v1/rerank", json=asked).json()["results"]
-    scores, of_texts = ([each["relevance_score"] for each in found] for found in (results, plain))
+    body = {"query": QUERY, "documents": documents, "return_documents": True}
+    results = task_client.post("/v1/rerank", json=body).json()["results"]
+    assert [entry["document"] for entry in results] == [
+        documents[entry["index"]] for entry in results
+    ]
+    body["documents"] = DOCUMENTS
+    plain = task_client.post("/v1/rerank", json=body).json()["results"]
+    scores, of_texts = (
+        [each["relevance_score"] for each in result_list] for result_list in (results, plain)
+    )
     assert scores == of_texts
 
 
@@ -151,8 +155,8 @@ def test_types_that_are_not_asked_for_are_not_answered(v2: cohere.ClientV2) -> N
 def test_an_input_type_chooses_the_prompt(
     v2: cohere.ClientV2, task_client: httpx.Client, input_type: str, prompt: str | None
 ) -> None:
-    own = PROMPTS[prompt] if prompt else ""
-    expected = embeddings(task_client, [own + text for text in TEXTS])
+    prompt_text = PROMPTS[prompt] if prompt else ""
+    expected = embeddings(task_client, [prompt_text + text for text in TEXTS])
     got = v2.embed(model="embedder", texts=TEXTS, input_type=input_type)
     assert got.embeddings.float_ == expected
     assert got.texts == TEXTS
@@ -181,8 +185,8 @@ def test_long_texts_are_cut_at_the_end_that_is_named(
     v2: cohere.ClientV2, task_client: httpx.Client
 ) -> None:
     def embed(text: str, **options: Any) -> Any:
-        asked = v2.embed(model="embedder", texts=[text], input_type="classification", **options)
-        return asked.embeddings.float_
+        response = v2.embed(model="embedder", texts=[text], input_type="classification", **options)
+        return response.embeddings.float_
 
     num_words = MAX_TEXT_TOKENS - 2
     ends = " ".join(LONG.split()[:num_words]), " ".join(LONG.split()[-num_words:])
@@ -203,23 +207,23 @@ def of_text(text: str) -> dict[str, Any]:
 
 
 def test_inputs_of_one_text_are_embedded_as_texts(v2: cohere.ClientV2) -> None:
-    asked: dict[str, Any] = {"model": "embedder", "input_type": "search_query"}
+    body: dict[str, Any] = {"model": "embedder", "input_type": "search_query"}
     texts, inputs = DOCUMENTS, [of_text(text) for text in DOCUMENTS]
-    expected = v2.embed(**asked, texts=texts, embedding_types=["float"]).embeddings.float_
-    assert v2.embed(**asked, inputs=inputs, embedding_types=["float"]).embeddings.float_ == expected
+    expected = v2.embed(**body, texts=texts, embedding_types=["float"]).embeddings.float_
+    assert v2.embed(**body, inputs=inputs, embedding_types=["float"]).embeddings.float_ == expected
 
 
 def test_every_status_is_the_sdks_own_class_in_its_envelope(
     v1: cohere.Client, v2: cohere.ClientV2, task_client: httpx.Client
 ) -> None:
     for call in (v1.embed, v2.embed, v1.rerank, v2.rerank):
-        asked = RERANK if "rerank" in call.__name__ else EMBED
+        body = RERANK if "rerank" in call.__name__ else EMBED
         with pytest.raises(cohere.NotFoundError) as missing:
-            call(**{**asked, "model": "nobody"})
+            call(**{**body, "model": "nobody"})
         assert missing.value.body.keys() == {"message"}
-        wrong: dict[str, Any] = {"top_n": -1} if asked is RERANK else {"truncate": "LEFT"}
+        wrong: dict[str, Any] = {"top_n": -1} if body is RERANK else {"truncate": "LEFT"}
         with pytest.raises(cohere.BadRequestError, match="Input should be"):
-            call(**{**asked, **wrong})
+            call(**{**body, **wrong})
     late = {"additional_headers": {"x-request-timeout-ms": "0"}}
     with pytest.raises(ApiError):
         v2.embed(**EMBED, request_options=late)  # type: ignore[arg-type]

@@ -64,9 +64,9 @@ def names(tokenizer: Tokenizer) -> list[str]:
 @pytest.fixture(scope="module")
 def expected(ids: list[list[int]]) -> list[torch.Tensor]:
     """transformers' log-probabilities of every next token, `[S, V]` for each text."""
-    theirs = made("GPT2LMHeadModel", **SHAPE)
+    original = made("GPT2LMHeadModel", **SHAPE)
     with torch.no_grad():
-        return [theirs(torch.tensor([one])).logits[0].log_softmax(-1) for one in ids]
+        return [original(torch.tensor([token_id])).logits[0].log_softmax(-1) for token_id in ids]
 
 
 def complete(client: httpx.Client, prompt: Any, **options: Any) -> list[dict[str, Any]]:
@@ -94,7 +94,7 @@ def test_log_probabilities_are_transformers(
             assert logprob == pytest.approx(float(row[token]), abs=1e-4)
             # of equal texts the likeliest stays
             shown = sorted({token, *row.topk(2).indices.tolist()}, key=row.__getitem__)
-            right = {names[one]: float(row[one]) for one in shown}
+            right = {names[entry]: float(row[entry]) for entry in shown}
             assert top == pytest.approx(right, abs=1e-4)
             assert top[names[token]] >= logprob, "its own has the same bits"
         assert choice["text"].startswith(text)
@@ -185,7 +185,7 @@ def test_an_alias_puts_its_prompt_before_each_text(client: httpx.Client) -> None
     assert choice["text"] == "Q: fox"
     body = {**SCORED, "prompt": [[1]], "model": f"{NAME}:question"}
     error = client.post("/v1/completions", json=body).json()["error"]
-    assert (error["param"], "prompts are for texts" in error["message"]) == ("prompt_name", True)
+    assert (error["param"], "applies to texts only" in error["message"]) == ("prompt_name", True)
 
 
 def test_of_tokens_of_the_same_text_the_likelier_one_stays() -> None:

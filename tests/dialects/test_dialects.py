@@ -87,9 +87,9 @@ def test_ollama_lists_and_shows_what_is_served(task_client: httpx.Client) -> Non
         assert shown["model_info"]["addnorm.embedding_length"] == len(vectors(task_client)[0])
     assert task_client.get("/api/version").json()["version"]
     (loaded,) = (
-        one
-        for one in task_client.get("/api/ps").json()["models"]
-        if one["model"] == f"{MODEL}:latest"
+        model
+        for model in task_client.get("/api/ps").json()["models"]
+        if model["model"] == f"{MODEL}:latest"
     )
     assert loaded["digest"] in [tag["digest"] for tag in tags]
     assert (loaded["size_vram"], loaded["context_length"]) == (0, MAX_TEXT_TOKENS)
@@ -121,7 +121,10 @@ def test_a_nims_health_needs_no_key_and_has_its_words(task_bundles: Any) -> None
 @pytest.mark.parametrize("path", ["/v1/ranking", "/v1/retrieval/reranker/reranking"])
 def test_nvidias_logits_are_the_raw_scores(task_client: httpx.Client, path: str) -> None:
     texts = TEXTS * 3
-    body: dict[str, Any] = {"query": {"text": QUERY}, "passages": [{"text": one} for one in texts]}
+    body: dict[str, Any] = {
+        "query": {"text": QUERY},
+        "passages": [{"text": text} for text in texts],
+    }
     ranked = posted(task_client, path, model="reranker", truncate="END", **body)["rankings"]
     raw = posted(task_client, "/rerank", query=QUERY, texts=texts, raw_scores=True)
     assert ranked == [{"index": rank["index"], "logit": rank["score"]} for rank in raw]
@@ -137,8 +140,8 @@ def test_nvidias_logits_are_the_raw_scores(task_client: httpx.Client, path: str)
 )
 def test_azures_paths_are_openais(task_bundles: Any, task_client: httpx.Client, path: str) -> None:
     body = {"model": MODEL, "input": TEXTS}
-    found = posted(task_client, path, **body)["data"]
-    assert [entry["embedding"] for entry in found] == vectors(task_client)
+    entries = posted(task_client, path, **body)["data"]
+    assert [entry["embedding"] for entry in entries] == vectors(task_client)
     key = "0123456789abcdef"
     with serving(inference_of(task_bundles, api_keys=f"a infer {key}")) as url:
         for headers, status in (({"api-key": key}, 200), ({"api-key": "x" * 16}, 401), ({}, 401)):
@@ -203,8 +206,8 @@ def test_rerank_has_the_fields_of_voyage_vllm_and_litellm(task_client: httpx.Cli
     voyage = posted(
         task_client, "/v1/rerank", **body, top_k=2, truncation=True, return_documents=True
     )
-    assert [{**one, "document": None} for one in voyage["data"]] == [
-        {**one, "document": None} for one in results[:2]
+    assert [{**entry, "document": None} for entry in voyage["data"]] == [
+        {**entry, "document": None} for entry in results[:2]
     ]
     assert voyage["data"][0]["document"] == body["documents"][results[0]["index"]]
     assert len(posted(task_client, "/v1/rerank", **body, top_n=2, top_k=2)["results"]) == 2
@@ -320,7 +323,7 @@ def test_a_model_below_hf_is_as_a_server_of_it_alone(task_client: httpx.Client) 
     assert posted(task_client, "/hf/reranker/rerank", **pairs) == posted(
         task_client, "/rerank", **pairs
     )
-    found = posted(task_client, "/hf/embedder/v1/embeddings", input=TEXTS)["data"]
-    assert [entry["embedding"] for entry in found] == vectors(task_client)
+    entries = posted(task_client, "/hf/embedder/v1/embeddings", input=TEXTS)["data"]
+    assert [entry["embedding"] for entry in entries] == vectors(task_client)
     cannot = task_client.post("/hf/embedder/rerank", json=pairs)
     assert (cannot.status_code, "cannot rerank" in cannot.text) == (400, True)

@@ -42,20 +42,22 @@ def document(client: httpx.Client) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def sent(client: httpx.Client, service: Service) -> dict[str, set[str]]:
     """Status -> messages of answers, and of the two errors that take load or time."""
-    asked = [
+    requests = [
         {"content": b"{", "headers": {"content-type": JSON}},
         {"json": {**GOOD, "model": "other"}},
         {"json": GOOD, "headers": {"accept": SAFETENSORS}},
         {"content": bytes(MAX_BODY_BYTES + 1), "headers": {"content-type": JSON}},
         {"content": b"text", "headers": {"content-type": "text/plain"}},
     ]
-    errors = [client.post("/v1/embeddings", **one).json()["error"]["message"] for one in asked]
+    errors = [
+        client.post("/v1/embeddings", **request).json()["error"]["message"] for request in requests
+    ]
     statuses = ["400", "404", "406", "413", "415"]
-    found = {status: set[str]() for status in statuses}
+    words = {status: set[str]() for status in statuses}
     for status, message in zip(statuses, errors, strict=True):
-        found[status].add(_masked(message))
-    return found | {
-        "422": found["400"],  # of TypeSafe's clients
+        words[status].add(_masked(message))
+    return words | {
+        "422": words["400"],  # of TypeSafe's clients
         "429": {_masked(_rejected())},
         "503": {_masked(OutOfMemory().message)},
         "504": {_masked(Ask(timeout_s=30).expiry().message)},

@@ -128,13 +128,22 @@ def test_float16_halves_them(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({"hidden_states": {"layers": [4]}}, "hidden_states.layers has 4: one or more of 0 to 3"),
-        ({"hidden_states": {"layers": []}}, "hidden_states.layers is empty: one or more of 0 to 3"),
-        ({"attentions": {"layers": [3]}}, "attentions.layers has 3: one or more of 0 to 2"),
-        ({"attentions": {"heads": [-1]}}, "attentions.heads has -1: one or more of 0 to 2"),
+        (
+            {"hidden_states": {"layers": [4]}},
+            "hidden_states.layers has 4: send one or more of 0 to 3",
+        ),
+        (
+            {"hidden_states": {"layers": []}},
+            "hidden_states.layers is empty: send one or more of 0 to 3",
+        ),
+        ({"attentions": {"layers": [3]}}, "attentions.layers has 3: send one or more of 0 to 2"),
+        ({"attentions": {"heads": [-1]}}, "attentions.heads has -1: send one or more of 0 to 2"),
         ({"attentions": {"heads": [1, 1]}}, "attentions.heads has 1 twice"),
         ({"outputs": ["activations"], "attentions": {}}, "attentions is set, but outputs lacks"),
-        ({"precision": "int8"}, "hidden_states is of fp32, and this request is computed in int8"),
+        (
+            {"precision": "int8"},
+            "hidden_states is available in fp32 only, but this request is computed in int8",
+        ),
     ],
 )
 def test_bad_options_are_named(client: httpx.Client, body: dict[str, Any], words: str) -> None:
@@ -145,9 +154,10 @@ def test_the_answer_limit_holds_and_says_what_to_ask_for(bundles: Path) -> None:
     service = inference_of(bundles, max_response_bytes=2**20)
     ids = [[7] * 40] * 12
     with client_of(service) as client:
-        said = rejection(client, outputs=["attentions"], input_ids=ids)
+        message = rejection(client, outputs=["attentions"], input_ids=ids)
         assert (
-            'limit is 1: ask for less, as with "attentions": {"layers": [0], "heads": [0]}' in said
+            'limit is 1: ask for less, as with "attentions": {"layers": [0], "heads": [0]}'
+            in message
         )
         fewer = {"layers": [0], "heads": [0]}
         ask(client, outputs=["attentions"], input_ids=ids, attentions=fewer)

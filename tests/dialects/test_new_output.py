@@ -68,8 +68,8 @@ class DependsOnBatch(RowLengths):
     """On what else is in it: no certificate may pass it."""
 
     def make(self, of: Computed) -> ByRow:
-        made = super().make(of)
-        return Ragged([row / np.float32(of.batch.num_tokens) for row in made.rows])
+        array = super().make(of)
+        return Ragged([row / np.float32(of.batch.num_tokens) for row in array.rows])
 
 
 KNOWN = OutputKinds((*OUTPUTS.known, RowLengths))
@@ -104,21 +104,21 @@ def test_it_is_sent_as_a_tensor_with_the_bits_of_the_json(
     client: httpx.Client, layout: str
 ) -> None:
     ragged = {"input_ids": [[1, 3, 4], [5, 2]], "attention_mask": None}
-    asked = {"outputs": ["row_lengths"], **(ragged if layout == "ragged" else {})}
-    rows = ask(client, **asked).json()["row_lengths"]
-    found = load(ask(client, as_tensors=True, **asked).content)
+    fields = {"outputs": ["row_lengths"], **(ragged if layout == "ragged" else {})}
+    rows = ask(client, **fields).json()["row_lengths"]
+    tensors = load(ask(client, as_tensors=True, **fields).content)
     expected = np.concatenate(rows) if layout == "ragged" else np.array(rows)
-    assert found["row_lengths"].dtype == np.float32
-    assert found["row_lengths"].tolist() == expected.astype(np.float32).tolist()
-    assert ("lengths" in found) == (layout == "ragged")
+    assert tensors["row_lengths"].dtype == np.float32
+    assert tensors["row_lengths"].tolist() == expected.astype(np.float32).tolist()
+    assert ("lengths" in tensors) == (layout == "ragged")
 
 
 def test_half_its_width_holds_it_or_it_is_rejected(client: httpx.Client) -> None:
     half = {"outputs": ["row_lengths"], "dtype": "float16", "as_tensors": True}
-    found = load(ask(client, **half).content)["row_lengths"]
+    row_lengths = load(ask(client, **half).content)["row_lengths"]
     whole = np.array(ask(client, outputs=["row_lengths"]).json()["row_lengths"], np.float32)
-    assert found.dtype == np.float16
-    assert found.tolist() == whole.astype(np.float16).tolist()
+    assert row_lengths.dtype == np.float16
+    assert row_lengths.tolist() == whole.astype(np.float16).tolist()
     refused = ask(client, **half, row_lengths={"scale": 1e6})
     assert refused.status_code == 400
     assert "row_lengths has the value" in refused.text
@@ -129,9 +129,9 @@ def test_it_is_documented_with_its_options(client: httpx.Client) -> None:
     assert schemas["InferResponse"]["properties"]["row_lengths"]["description"] == (
         RowLengths.description
     )
-    asked = schemas["InferRequest"]["properties"]
-    assert "row_lengths" in str(asked["outputs"])
-    assert "LengthOptions" in str(asked["row_lengths"])
+    properties = schemas["InferRequest"]["properties"]
+    assert "row_lengths" in str(properties["outputs"])
+    assert "LengthOptions" in str(properties["row_lengths"])
     assert schemas["LengthOptions"]["properties"]["scale"]["description"] == (
         LengthOptions.model_fields["scale"].description
     )
@@ -187,9 +187,9 @@ def test_a_certificate_compares_its_bits(
     bodies = Bodies.for_outputs(OutputKinds((*OUTPUTS.known, kind)))
     with path_of(few.find("notebook"), bodies) as path:
         ((_, pairs),) = dict(bits(path))["co-batched like alone"]("fp32").items()
-        found = [
+        equal = [
             all(row.tobytes() == same.tobytes() for row, same in zip(*pair, strict=True))
             for pair in pairs
         ]
-    assert found
-    assert all(found) == is_equal
+    assert equal
+    assert all(equal) == is_equal

@@ -182,7 +182,7 @@ def test_the_document_says_that_a_null_is_taken_where_nothing_is(document: dict[
 
 
 def test_a_null_in_the_request_beside_tensors_is_absent_too(client: httpx.Client) -> None:
-    asked = {"model": "notebook", "outputs": ["pooled"]}
+    body = {"model": "notebook", "outputs": ["pooled"]}
     ids = np.array([[1, 3, 4]])
     answers = [
         client.post(
@@ -190,7 +190,7 @@ def test_a_null_in_the_request_beside_tensors_is_absent_too(client: httpx.Client
             content=save({"input_ids": ids}, {"request": json.dumps(request)}),
             headers={"content-type": SAFETENSORS},
         )
-        for request in (asked, {**asked, "dtype": None, "normalize": None, UNKNOWN: None})
+        for request in (body, {**body, "dtype": None, "normalize": None, UNKNOWN: None})
     ]
     assert answers[0].json() == answers[1].json()
     assert answers[0].status_code == 200

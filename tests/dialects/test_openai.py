@@ -124,18 +124,18 @@ def test_a_full_queue_is_the_sdks_rate_limit_error_and_its_own_retries_get_throu
                     else "no Retry-After"
                 )
 
-        asked = [callers.submit(ask, sdk) for _ in range(12)]
-        assert eventually(lambda: any(one.done() for one in asked))  # it did not wait
+        futures = [callers.submit(ask, sdk) for _ in range(12)]
+        assert eventually(lambda: any(future.done() for future in futures))  # it did not wait
         go.set()
-        assert {one.result() for one in asked} == {"encoder", "queue_full"}
+        assert {future.result() for future in futures} == {"encoder", "queue_full"}
         assert set(callers.map(ask, [sdk.with_options(max_retries=20)] * 3)) == {"encoder"}
 
 
 def test_langchain_gets_the_same_vectors(text_url: str, expected: Any) -> None:
     from langchain_openai import OpenAIEmbeddings  # takes each process that collects a second
 
-    own = {"base_url": f"{text_url}/v1", "api_key": "none", "check_embedding_ctx_length": False}
+    options = {"base_url": f"{text_url}/v1", "api_key": "none", "check_embedding_ctx_length": False}
     with web.client() as client:  # its own would stay open
-        langchain = OpenAIEmbeddings(model=TEXT_MODEL, http_client=client, **own)
+        langchain = OpenAIEmbeddings(model=TEXT_MODEL, http_client=client, **options)
         got = langchain.embed_documents(TEXTS)
     np.testing.assert_array_equal(np.array(got, np.float32), expected)

@@ -57,7 +57,7 @@ def test_ids_are_rejected_where_the_tokenizer_marks_no_ends(task_client: httpx.C
     answer = posted(task_client, "/v1/embeddings", [[4, 5]], model="gpt")
     assert answer.status_code == 400
     message = answer.json()["error"]["message"]
-    assert message.startswith("input has token ids, and nothing tells whether they are gpt/1's own")
+    assert message.startswith("input has token ids, which cannot be recognized as ids of gpt/1")
     assert "ADDNORM_TRUST_TOKEN_IDS" in message
     assert "check_embedding_ctx_length=False" in message
 
@@ -104,9 +104,13 @@ def test_langchain_with_its_defaults_is_told_what_to_set(
     ranks = {
         bytes([byte]): rank for rank, byte in enumerate(dict.fromkeys(first + bytes(range(256))))
     }
-    own = tiktoken.Encoding("cl100k_base", pat_str=r".", mergeable_ranks=ranks, special_tokens={})
-    monkeypatch.setitem(tiktoken.registry.ENCODINGS, "cl100k_base", own)
-    assert max(map(max, map(own.encode, TEXTS))) <= max(map(max, ids_of(TEXTS)))  # all in range
+    encoding = tiktoken.Encoding(
+        "cl100k_base", pat_str=r".", mergeable_ranks=ranks, special_tokens={}
+    )
+    monkeypatch.setitem(tiktoken.registry.ENCODINGS, "cl100k_base", encoding)
+    assert max(map(max, map(encoding.encode, TEXTS))) <= max(
+        map(max, ids_of(TEXTS))
+    )  # all in range
     about: Any = {"base_url": f"{text_url}/v1", "api_key": "none"}
     with web.client() as client:  # its own would stay open
         defaults = OpenAIEmbeddings(model=TEXT_MODEL, http_client=client, **about)
@@ -128,7 +132,7 @@ TAKE_IDS = {
 def test_no_field_of_any_dialect_takes_ids_of_another_vocabulary(task_client: httpx.Client) -> None:
     """Fields of every documented body, so that a new dialect is here by itself."""
     document = task_client.get("/openapi.json").json()
-    asked = set()
+    paths = set()
     for path, methods in document["paths"].items():
         if "requestBody" not in methods.get("post", {}) or "/repository/" in path:
             continue
@@ -139,5 +143,5 @@ def test_no_field_of_any_dialect_takes_ids_of_another_vocabulary(task_client: ht
                 body = example["value"] | {"model": "embedder", field: ids}
                 answer = task_client.post(place, json=body)
                 if answer.status_code == 200:
-                    asked.add((path, field))
-    assert asked <= TAKE_IDS
+                    paths.add((path, field))
+    assert paths <= TAKE_IDS

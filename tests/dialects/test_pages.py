@@ -102,8 +102,8 @@ def test_the_first_paint_loads_little() -> None:
 def loaded(name: str) -> set[str]:
     """A script and those that it imports at once."""
     folder = (FOLDER / name).parent
-    found = re.findall(r'from "(\.[^"]+)"', (FOLDER / name).read_text())
-    others = ((folder / each).resolve().relative_to(FOLDER.resolve()) for each in found)
+    imports = re.findall(r'from "(\.[^"]+)"', (FOLDER / name).read_text())
+    others = ((folder / each).resolve().relative_to(FOLDER.resolve()) for each in imports)
     return {name}.union(*(loaded(each.as_posix()) for each in others))
 
 

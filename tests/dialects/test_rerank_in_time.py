@@ -84,7 +84,9 @@ def entries(answer: httpx.Response) -> list[tuple[int, float | None]]:
     if isinstance(body[0], list):  # of one instance
         (body,) = body
     names = ("relevance_score", "logit", "score")
-    return [(one["index"], next(one[name] for name in names if name in one)) for one in body]
+    return [
+        (entry["index"], next(entry[name] for name in names if name in entry)) for entry in body
+    ]
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -179,21 +181,21 @@ def test_when_the_time_is_over_what_is_scored_is_told(
             {"raw_scores": True} if raw and route in HAVE_RAW else {}
         )
     answer = short.post(**sent)
-    found, whole = entries(answer), dict(entries(client.post(path, json=body)))
+    scores, whole = entries(answer), dict(entries(client.post(path, json=body)))
     assert answer.headers["x-addnorm-scored"] == f"{len(HELD)}/{NUM}"
     scored = {DOCUMENTS.index(text): whole[DOCUMENTS.index(text)] for text in HELD}
     left = [index for index in range(NUM) if index not in scored]
-    assert scored.items() <= dict(found).items()
+    assert scored.items() <= dict(scores).items()
     if said == "field":
         nothing = dict.fromkeys(left) if route in HAVE_NULLS else {}
-        assert dict(found) == scored | nothing
+        assert dict(scores) == scored | nothing
         return
-    assert [index for index, _ in found if index in left] == left
-    numbers = [score for _, score in found]
+    assert [index for index, _ in scores if index in left] == left
+    numbers = [score for _, score in scores]
     assert set(map(type, numbers)) == {float}
     assert len(set(numbers)) == NUM
     lowest = min(0.0, *scored.values())
-    assert all(lowest - 2 <= dict(found)[index] <= lowest - 1 for index in left)
+    assert all(lowest - 2 <= dict(scores)[index] <= lowest - 1 for index in left)
     if route is not vllm:
         assert numbers == sorted(numbers, reverse=True)
 
@@ -213,23 +215,23 @@ def test_a_first_stage_orders_and_the_best_are_scored(client: httpx.Client, rout
     order = np.argsort(-(documents @ query[0]) / norms, kind="stable").tolist()
     path, plain = route("reranker")
     whole = dict(entries(client.post(path, json=plain)))
-    found = entries(answer)
-    scored = {index: score for index, score in found if index in order[:2]}
+    scores = entries(answer)
+    scored = {index: score for index, score in scores if index in order[:2]}
     assert scored == {index: whole[index] for index in order[:2]}
-    assert len(found) == NUM
+    assert len(scores) == NUM
     if route is not vllm:
-        assert [index for index, _ in found[2:]] == order[2:]
-        numbers = [score for _, score in found]
+        assert [index for index, _ in scores[2:]] == order[2:]
+        numbers = [score for _, score in scores]
         assert numbers == sorted(numbers, reverse=True)
     if route is cohere_like:
         best = client.post(path, json={**body, "top_n": 3})
-        assert entries(best) == found[:3]
+        assert entries(best) == scores[:3]
 
 
 def test_instances_of_one_query_have_the_order_of_their_first_stage(client: httpx.Client) -> None:
     path, body = vertex("cascade")
-    one = body["instances"][0]
-    parts = [{**one, "texts": DOCUMENTS[:3]}, {**one, "texts": DOCUMENTS[3:]}]
+    entry = body["instances"][0]
+    parts = [{**entry, "texts": DOCUMENTS[:3]}, {**entry, "texts": DOCUMENTS[3:]}]
     whole = entries(client.post(path, json=body))
     both = client.post(path, json={"instances": parts}).json()["predictions"]
     assert [len(part) for part in both] == [3, 2]

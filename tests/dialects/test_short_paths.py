@@ -22,8 +22,8 @@ ROOTS = ("/", "/invocations")
 def posted(client: httpx.Client, path: str, body: Any) -> Any:
     answer = client.post(path, json=body)
     assert answer.status_code == 200, f"{path}: {answer.text}"
-    found = answer.json()
-    return {**found, "id": None} if isinstance(found, dict) else found
+    payload = answer.json()
+    return {**payload, "id": None} if isinstance(payload, dict) else payload
 
 
 @pytest.mark.parametrize("path", ROOTS)
@@ -105,25 +105,27 @@ def test_vertex_computes_its_instances_as_one_request(task_client: httpx.Client)
     embeds = [{"inputs": TEXTS[0]}, {"inputs": TEXTS}, {"inputs": [TEXTS[1]]}]
     ranks = [{"query": "a", "texts": TEXTS, "top_n": 1}, {"query": "c", "texts": TEXTS}]
     for path, instances in (("/embed", embeds), ("/rerank", ranks)):
-        found = posted(task_client, "/vertex", {"instances": instances, "parameters": {"a": 1}})
+        predictions = posted(
+            task_client, "/vertex", {"instances": instances, "parameters": {"a": 1}}
+        )
         long = [posted(task_client, path, instance) for instance in instances]
-        assert found["predictions"] == long
+        assert predictions["predictions"] == long
 
 
 def test_vertex_may_name_the_paths(task_bundles: Any) -> None:
-    own = "/v1/endpoints/1/deployedModels/2"
-    paths = {("POST", f"{own}:predict"): "/vertex", ("GET", own): "/health"}
+    path = "/v1/endpoints/1/deployedModels/2"
+    paths = {("POST", f"{path}:predict"): "/vertex", ("GET", path): "/health"}
     body = {"instances": [{"inputs": TEXTS}]}
     settings = Settings(**OWN, default_models=DEFAULTS)
     service = build(load_all(task_bundles, settings), settings, paths=paths)
     with client_of(service) as client:
-        assert posted(client, f"{own}:predict", body) == posted(client, "/vertex", body)
-        assert client.get(own).status_code == client.head(own).status_code == 200
-        assert client.get(f"{own}:predict").status_code == 404
-        refused = client.post(f"{own}:predict", json={"instances": []})
+        assert posted(client, f"{path}:predict", body) == posted(client, "/vertex", body)
+        assert client.get(path).status_code == client.head(path).status_code == 200
+        assert client.get(f"{path}:predict").status_code == 404
+        refused = client.post(f"{path}:predict", json={"instances": []})
         assert refused.json() == client.post("/vertex", json={"instances": []}).json()
         counted = {"route": "/vertex", "model": "embedder", "status": "200"}
         assert value(service.metrics, "addnorm_requests_total", **counted) == 2
         service.readiness.draining = True
-        assert client.get(own).content == client.get("/health").content != b""
+        assert client.get(path).content == client.get("/health").content != b""
         assert value(service.metrics, "addnorm_rejections_total", reason="draining") is None

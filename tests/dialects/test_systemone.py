@@ -49,9 +49,9 @@ def shares_of(answer: dict[str, Any]) -> list[float]:
 def test_a_questions_answer_is_the_softmax_of_its_options(
     task_client: httpx.Client, model: str
 ) -> None:
-    found = decided(task_client, model, QUESTIONS)
-    assert found["model"] == model
-    assert list(found["answers"]) == list(QUESTIONS)
+    decisions = decided(task_client, model, QUESTIONS)
+    assert decisions["model"] == model
+    assert list(decisions["answers"]) == list(QUESTIONS)
     column = NLI.index("entailment") if model == "classifier" else 0
     num_tokens = 0
     for name, texts in TEXTS.items():
@@ -61,14 +61,14 @@ def test_a_questions_answer_is_the_softmax_of_its_options(
         num_tokens += native["usage"]["real_tokens"]
         logits = np.array(native["logits"], np.float32)[None, :, column]
         expected = probabilities(logits, "softmax")[0].tolist()
-        own = found["answers"][name]
-        assert own["type"] == QUESTIONS[name]["type"]
-        if own["type"] == "noul":
-            assert own == {"type": "noul", "noul": expected[1]}
+        answer = decisions["answers"][name]
+        assert answer["type"] == QUESTIONS[name]["type"]
+        if answer["type"] == "noul":
+            assert answer == {"type": "noul", "noul": expected[1]}
         else:
-            assert shares_of(own) == expected
-    assert found["usage"] == {"input_tokens": num_tokens, "output_tokens": 0}
-    choice, score = found["answers"]["about"], found["answers"]["far"]
+            assert shares_of(answer) == expected
+    assert decisions["usage"] == {"input_tokens": num_tokens, "output_tokens": 0}
+    choice, score = decisions["answers"]["about"], decisions["answers"]["far"]
     assert choice["choice"] == max(choice["probabilities"], key=choice["probabilities"].get)
     assert score["legend"] == dict(zip("012", QUESTIONS["far"]["criteria"], strict=True))
     assert list(score["probabilities"]) == ["0", "1", "2"]
@@ -96,7 +96,7 @@ def test_it_is_listed_as_a_task_and_typesafes_clients_find_the_models(
     task_client: httpx.Client,
 ) -> None:
     listed = task_client.get("/v1/models").json()
-    by_task = {each["id"] for each in listed["data"] if "decide" in each["tasks"]}
+    by_task = {entry["id"] for entry in listed["data"] if "decide" in entry["tasks"]}
     assert by_task == set(MODELS)
     for model in listed["models"]:
         assert {"name", "description", "release_date"} <= model.keys()

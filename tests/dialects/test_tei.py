@@ -105,10 +105,10 @@ def test_two_texts_in_a_list_are_one_pair_and_a_batch_is_a_list_of_lists(ask: As
     assert batch[1] == batch[2] == ask("/predict", inputs="a b") == ask("/predict", inputs=single)
     native = ask("/v1/classify", texts=[pair, "a b"])["results"]
     assert batch[:2] == native
-    assert {one["label"] for one in batch[0]} == set(NLI)
+    assert {entry["label"] for entry in batch[0]} == set(NLI)
     raw = ask("/predict", inputs=pair, raw_scores=True)
     logits = infer(ask, "classifier", texts=[pair])["logits"][0]
-    assert [one["score"] for one in raw] == sorted(logits, reverse=True)
+    assert [entry["score"] for entry in raw] == sorted(logits, reverse=True)
 
 
 def test_rerank_is_told_apart_by_its_field_and_has_equal_bits(ask: Ask) -> None:

@@ -92,8 +92,8 @@ def test_tokenize_shows_ids_tokens_and_offsets_and_what_the_limit_is(
     assert answer["token_type_ids"] == [encoding.type_ids for encoding in expected]
     assert answer["sequence_ids"] == [encoding.sequence_ids for encoding in expected]
     assert answer["num_tokens"] == list(map(len, expected))
-    told = (answer["model"], answer["version"], answer["limit"])
-    assert told == (TEXT_MODEL, "1", MAX_TEXT_TOKENS)
+    identity = (answer["model"], answer["version"], answer["limit"])
+    assert identity == (TEXT_MODEL, "1", MAX_TEXT_TOKENS)
 
 
 def test_truncate_cuts_like_the_library_and_keeps_the_special_tokens(
@@ -129,8 +129,8 @@ def test_texts_give_the_authors_vectors_also_where_they_are_cut(
     text_client: httpx.Client, text_checkpoint: Path, route: str
 ) -> None:
     if route == "/v1/infer":
-        asked = {"texts": MANY_LENGTHS, "truncate": True, "normalize": True}
-        got = post(text_client, route, **asked, outputs=["pooled"]).json()["pooled"]
+        options = {"texts": MANY_LENGTHS, "truncate": True, "normalize": True}
+        got = post(text_client, route, **options, outputs=["pooled"]).json()["pooled"]
     else:
         answer = post(text_client, route, input=MANY_LENGTHS, truncate=True)
         got = [entry["embedding"] for entry in answer.json()["data"]]

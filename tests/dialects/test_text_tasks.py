@@ -47,12 +47,12 @@ def test_labels_are_the_softmax_of_the_logits(task_client: httpx.Client, hugging
     results = native(task_client, "/v1/classify", model="classifier", texts=texts)
     for text, result in zip(texts, results, strict=True):
         scores = softmax(logits_of(task_client, "classifier", text))
-        assert [one["label"] for one in result] == [NLI[index] for index in np.argsort(-scores)]
-        assert [one["score"] for one in result] == pytest.approx(sorted(scores)[::-1], abs=1e-6)
+        assert [entry["label"] for entry in result] == [NLI[index] for index in np.argsort(-scores)]
+        assert [entry["score"] for entry in result] == pytest.approx(sorted(scores)[::-1], abs=1e-6)
     assert native(task_client, "/v1/classify", model="classifier", texts=[TEXT]) == results[:1]
     best = hugging_face("classifier").text_classification(TEXT, top_k=2)
-    assert [(one.label, one.score) for one in best] == [
-        (one["label"], one["score"]) for one in results[0][:2]
+    assert [(entry.label, entry.score) for entry in best] == [
+        (entry["label"], entry["score"]) for entry in results[0][:2]
     ]
     (raw,) = hugging_face("reranker").text_classification(TEXT, function_to_apply="none")
     assert raw.score == pytest.approx(logits_of(task_client, "reranker", TEXT)[0])
@@ -68,7 +68,7 @@ def test_labels_are_the_softmax_of_the_logits(task_client: httpx.Client, hugging
 def test_labels_that_may_all_be_true_are_scored_each_by_itself(task_client: httpx.Client) -> None:
     (result,) = native(task_client, "/v1/classify", model="topics", texts=[TEXT])
     expected = 1 / (1 + np.exp(-logits_of(task_client, "topics", TEXT)))
-    assert sorted(one["score"] for one in result) == pytest.approx(sorted(expected), abs=1e-6)
+    assert sorted(entry["score"] for entry in result) == pytest.approx(sorted(expected), abs=1e-6)
 
 
 def test_tags_have_their_characters_and_words_are_joined(
@@ -84,11 +84,11 @@ def test_tags_have_their_characters_and_words_are_joined(
     assert native(task_client, "/v1/tag", **sent | {"texts": [TEXT]}) == results[1:]
     words = native(task_client, "/v1/tag", **sent, aggregation_strategy="first")[0]
     assert any("dropped" in word["word"] for word in words)
-    theirs = hugging_face("tagger").token_classification(
+    expected = hugging_face("tagger").token_classification(
         OTHER, aggregation_strategy="first", ignore_labels=[""]
     )
-    assert [(one.word, one.score, one.start, one.end) for one in theirs] == [
-        (one["word"], one["score"], one["start"], one["end"]) for one in words
+    assert [(entry.word, entry.score, entry.start, entry.end) for entry in expected] == [
+        (word["word"], word["score"], word["start"], word["end"]) for word in words
     ]
 
 
@@ -99,16 +99,16 @@ def test_masks_are_filled_with_the_likeliest_tokens(
     rows = logits_of(task_client, "masked-lm", MASKED)
     for candidates, position in ((first, 2), (second, 4)):  # after [CLS] the, and costs
         scores = softmax(rows[position])
-        assert [one["token"] for one in candidates] == np.argsort(-scores)[:3].tolist()
+        assert [candidate["token"] for candidate in candidates] == np.argsort(-scores)[:3].tolist()
         assert candidates[0]["score"] == pytest.approx(scores.max(), abs=1e-6)
     one = "the [MASK] costs nothing."
     ((candidates,),) = native(
         task_client, "/v1/fill-mask", texts=[one], targets=["pads", "padding"]
     )
-    theirs = hugging_face("masked-lm").fill_mask(one, targets=["padding", "pads"])
-    assert {one.token_str for one in theirs} == {"pads", "padding"}
-    assert [(one.token, one.score, one.sequence) for one in theirs] == [
-        (one["token"], one["score"], one["sequence"]) for one in candidates
+    expected = hugging_face("masked-lm").fill_mask(one, targets=["padding", "pads"])
+    assert {entry.token_str for entry in expected} == {"pads", "padding"}
+    assert [(entry.token, entry.score, entry.sequence) for entry in expected] == [
+        (candidate["token"], candidate["score"], candidate["sequence"]) for candidate in candidates
     ]
 
 
@@ -136,15 +136,17 @@ def test_zero_shot_labels_are_scored_as_pairs(task_client: httpx.Client, hugging
     (result,) = native(
         task_client, "/v1/zero-shot", model="classifier", texts=[TEXT], multi_label=True, **options
     )
-    for one in result:
-        logits = logits_of(task_client, "classifier", [TEXT, template.format(one["label"])])
-        assert one["score"] == pytest.approx(softmax(logits[[0, 2]])[1], abs=1e-6)
-    theirs = hugging_face("classifier").zero_shot_classification(TEXT, multi_label=True, **options)
-    assert [(one.label, one.score) for one in theirs] == [
-        (one["label"], one["score"]) for one in result
+    for entry in result:
+        logits = logits_of(task_client, "classifier", [TEXT, template.format(entry["label"])])
+        assert entry["score"] == pytest.approx(softmax(logits[[0, 2]])[1], abs=1e-6)
+    expected = hugging_face("classifier").zero_shot_classification(
+        TEXT, multi_label=True, **options
+    )
+    assert [(entry.label, entry.score) for entry in expected] == [
+        (entry["label"], entry["score"]) for entry in result
     ]
     (among,) = native(task_client, "/v1/zero-shot", model="classifier", texts=[TEXT], **options)
-    assert sum(one["score"] for one in among) == pytest.approx(1, abs=1e-6)
+    assert sum(entry["score"] for entry in among) == pytest.approx(1, abs=1e-6)
 
 
 def test_similarity_and_features_are_those_of_embeddings(
@@ -152,8 +154,8 @@ def test_similarity_and_features_are_those_of_embeddings(
 ) -> None:
     body = {"model": "embedder", "input": [TEXT, OTHER]}
     vectors = [
-        np.array(one["embedding"], np.float32)
-        for one in task_client.post("/v1/embeddings", json=body).json()["data"]
+        np.array(entry["embedding"], np.float32)
+        for entry in task_client.post("/v1/embeddings", json=body).json()["data"]
     ]
     client = hugging_face("embedder")
     np.testing.assert_array_equal(client.feature_extraction(TEXT), vectors[:1])
@@ -226,7 +228,7 @@ def test_scores_that_are_all_1_are_in_the_order_of_their_logits(sure_client: htt
         return answer.json()
 
     raw = post("/rerank", texts=DOCUMENTS, raw_scores=True)
-    logits = {one["index"]: one["score"] for one in raw}
+    logits = {entry["index"]: entry["score"] for entry in raw}
     order = sorted(range(len(DOCUMENTS)), key=lambda index: -logits[index])
     assert logits[0] == logits[3]
     assert min(logits.values()) > 17
@@ -240,11 +242,13 @@ def test_scores_that_are_all_1_are_in_the_order_of_their_logits(sure_client: htt
         post("/rerank", documents=DOCUMENTS)["results"],
         post("/v1/ranking", query={"text": TEXT}, passages=passages)["rankings"],
     ]
-    assert [[one["index"] for one in result] for result in results] == len(results) * [order]
-    scores = {one["score"] for one in results[0]} | {one["relevance_score"] for one in results[2]}
+    assert [[entry["index"] for entry in result] for result in results] == len(results) * [order]
+    scores = {entry["score"] for entry in results[0]} | {
+        entry["relevance_score"] for entry in results[2]
+    }
     assert scores == {1.0}
     best = post("/v1/rerank", documents=DOCUMENTS, top_n=2)["results"]
-    assert [one["index"] for one in best] == order[:2]
+    assert [entry["index"] for entry in best] == order[:2]
     labels = {}
     for name, options in (("raw", {"function_to_apply": "none"}), ("sure", {})):
         body = {"model": "topics", "texts": DOCUMENTS, **options}

@@ -56,8 +56,8 @@ def clients(task_bundles: Path) -> Iterator[dict[bool | None, httpx.Client]]:
     with ExitStack() as stack:
         made = {}
         for value in SETTINGS:
-            own = build(models, Settings(**OWN, truncate=value))
-            url = stack.enter_context(serving(own))
+            inference = build(models, Settings(**OWN, truncate=value))
+            url = stack.enter_context(serving(inference))
             made[value] = stack.enter_context(web.client(base_url=url, timeout=60))
         yield made
 
@@ -82,8 +82,8 @@ def test_the_setting_decides_where_nothing_else_is_said(
     body: dict[str, Any],
     by_default: bool,
 ) -> None:
-    found = {value: is_cut(clients[value], path, model, body) for value in SETTINGS}
-    assert found == {None: by_default, True: True, False: False}
+    cuts = {value: is_cut(clients[value], path, model, body) for value in SETTINGS}
+    assert cuts == {None: by_default, True: True, False: False}
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,11 @@ def test_a_log_line_a_minute_tells_of_all_since_the_last(caplog: pytest.LogCaptu
     reporter, now = Reporter(Metrics(), (), (), {}), 1000.0
     for later, cut in ((0, [5000]), (CUTS_S - 1, [90, 80]), (CUTS_S, [70])):
         reporter.tell_of_cuts(Ask(model_name="embedder", cut=cut), "/embed", now + later)
-    first, line = [one.getMessage() for one in caplog.records]
-    assert first.startswith("1 texts were cut to what their models take, the longest of 5000")
+    first, line = [record.getMessage() for record in caplog.records]
+    assert first.startswith(
+        "1 texts were truncated to the limits of their models, the longest of 5000"
+    )
     assert "ADDNORM_TRUNCATE=false" in first
-    assert line.startswith("3 texts were cut to what their models take, the longest of 90")
+    assert line.startswith(
+        "3 texts were truncated to the limits of their models, the longest of 90"
+    )

@@ -67,10 +67,10 @@ def test_seeded_sequences_have_types_that_do_not_follow_from_the_ids() -> None:
 def test_the_known_answer_needs_its_types(text_bundles: Path) -> None:
     bundle = bundles.read(text_bundles / TEXT_MODEL / "1")
     assert bundle.certificate
-    known = bundle.certificate["known_answer"]["fp32"]
-    assert set(known["token_type_ids"]) == {0, 1}
+    answer = bundle.certificate["known_answer"]["fp32"]
+    assert set(answer["token_type_ids"]) == {0, 1}
     engine = Model(bundle).engine(None)
-    whole = selfcheck.known_answer_batch(known)
-    assert selfcheck.gives_known_answer(known, engine.run(whole), "fp32")
+    whole = selfcheck.known_answer_batch(answer)
+    assert selfcheck.gives_known_answer(answer, engine.run(whole), "fp32")
     without = Batch(whole.tokens, whole.offsets)
-    assert not selfcheck.gives_known_answer(known, engine.run(without), "fp32")
+    assert not selfcheck.gives_known_answer(answer, engine.run(without), "fp32")

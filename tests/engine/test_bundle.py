@@ -43,7 +43,7 @@ BREAK: dict[str, tuple[Callable[[Path], object], str]] = {
     "manifest broken": (lambda b: os.truncate(b / "manifest.json", 100), "manifest.json is broken"),
     "manifest edited": (
         lambda b: edit(b / "manifest.json", lambda m: m.update(pooling="last")),
-        "certificate.json is of another manifest.json; certify it",
+        "certificate.json belongs to a different manifest.json; certify it",
     ),
     "manifest of a later format": (
         lambda b: edit(b / "manifest.json", lambda m: m.update(format=9)), "format 9",
@@ -76,7 +76,7 @@ BREAK: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         "does not give the known answer",
     ),
-    "moved": (lambda b: b.rename(b.parent / "2"), "says it is notebook/1: move it"),
+    "moved": (lambda b: b.rename(b.parent / "2"), "has the name notebook/1: move it"),
 }  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def test_a_path_that_is_no_bundle_is_refused_with_what_one_is(copy: Path) -> Non
         with pytest.raises(StartupError, match=f"is a folder <name>/<version>, such as {copy}$"):
             bundles.read(folder)
     for missing in (copy.parent / "2", copy / "model.onnx"):
-        with pytest.raises(StartupError, match="there is no such folder"):
+        with pytest.raises(StartupError, match="the folder does not exist"):
             bundles.read(missing)
 
 
@@ -127,7 +127,7 @@ def test_the_command_ends_with_one_line_and_not_zero(
 
 
 def test_no_bundle_at_all(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match="make one with `addnorm export"):
+    with pytest.raises(StartupError, match="export one with `addnorm export"):
         folders.find(tmp_path / "nowhere")
 
 

@@ -45,7 +45,7 @@ def test_the_default_is_taken_where_several_can() -> None:
     ("defaults", "ref", "task", "words"),
     [
         ({}, None, "sparse", "no model served here can make sparse vectors"),
-        ({}, None, "embed", "large, small can embed texts: name one, or set"
+        ({}, None, "embed", "large, small can embed texts: send one of them, or set"
          " ADDNORM_DEFAULT_MODELS=embed=large"),
         ({}, "one", "tag", "one/2 cannot tag tokens: it can rerank"),
         ({}, "one/1", "rerank", "one/1 cannot rerank: it can classify texts"),
@@ -92,8 +92,8 @@ def test_a_folder_that_holds_no_bundles_is_told_for_what_it_is(small: Path, tmp_
     (tmp_path / "config.json").write_text("{}")
     for folder, words in (
         (small / "notebook" / "1", f"is a bundle: .*{small}$"),
-        (small / "notebook", f"holds versions of one bundle: .*{small}$"),
-        (tmp_path, f"is a checkpoint: `addnorm serve {tmp_path}`"),
+        (small / "notebook", f"has the versions of one bundle: .*{small}$"),
+        (tmp_path, f"is a checkpoint: export and serve it with `addnorm serve {tmp_path}`"),
     ):
         with pytest.raises(StartupError, match=words):
             load_all(folder, Settings())

@@ -48,20 +48,20 @@ CASES: dict[str, tuple[PostProcessor | None, tuple[Ends, ...]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_ends_are_what_the_post_processor_puts_around_a_text(case: str) -> None:
     processor, expected = CASES[case]
-    made = Tokenizer(WordPiece(IDS, unk_token="[UNK]"))
-    made.pre_tokenizer = Whitespace()
+    tokenizer = Tokenizer(WordPiece(IDS, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
     if processor is not None:
-        made.post_processor = processor
-    assert ends_of(made) == expected
+        tokenizer.post_processor = processor
+    assert ends_of(tokenizer) == expected
     for text in ("a", "b a", "c", ""):
         for texts in ((text,), (text, "b")):
-            assert has_ends(made.encode(*texts).ids, expected) is bool(expected)
+            assert has_ends(tokenizer.encode(*texts).ids, expected) is bool(expected)
 
 
 def test_a_tokenizer_that_drops_what_it_does_not_know_marks_no_ends() -> None:
-    made = Tokenizer(BPE({word: index for index, word in enumerate(WORDS[:2])}, []))
-    made.post_processor = template("<s> $A </s>", "<s> $A </s> $B </s>")
-    assert ends_of(made) == ()
+    tokenizer = Tokenizer(BPE({word: index for index, word in enumerate(WORDS[:2])}, []))
+    tokenizer.post_processor = template("<s> $A </s>", "<s> $A </s> $B </s>")
+    assert ends_of(tokenizer) == ()
 
 
 @pytest.mark.parametrize("ids", [[], [0], [1], [2], [0, 2], [2, 1], [1, 0], [2, 0, 1]])

@@ -22,12 +22,12 @@ def test_each_part_changes_the_digest(part: str) -> None:
 
 def test_a_processor_class_has_instruction_sets_and_no_name() -> None:
     x86 = "processor : 0\nmodel name : Some CPU\nflags : fpu avx2 ht avx512_vnni\n"
-    found = Processor.parse(x86)
-    assert found.instruction_sets == ("avx2", "avx512_vnni")
-    assert (found.name, found.has_vnni) == ("Some CPU", True)
-    assert Processor.parse(x86.replace("Some", "Other").replace(" ht", "")).kind == found.kind
+    processor = Processor.parse(x86)
+    assert processor.instruction_sets == ("avx2", "avx512_vnni")
+    assert (processor.name, processor.has_vnni) == ("Some CPU", True)
+    assert Processor.parse(x86.replace("Some", "Other").replace(" ht", "")).kind == processor.kind
     without = Processor.parse(x86.replace(" avx512_vnni", ""))
-    assert without.kind != found.kind
+    assert without.kind != processor.kind
     assert not without.has_vnni
     arm = "CPU implementer : 0x41\nFeatures : fp asimd i8mm\nCPU part : 0xd40\n"
     assert Processor.parse(arm).kind.endswith(" 0x41 0xd40 asimd i8mm")
@@ -39,15 +39,15 @@ def test_it_is_shown_everywhere(text_client: httpx.Client, text_bundles: Path) -
     assert bundle.certificate
     for precision in entry["precisions"]:
         answers = bundle.certificate["known_digests"][precision]
-        known = Fingerprint.here(bundle.manifest_sha256, precision, "cpu").with_known_answers(
+        fingerprint = Fingerprint.here(bundle.manifest_sha256, precision, "cpu").with_known_answers(
             answers
         )
-        asked = {"model": entry["id"], "input_ids": [[1]], "precision": precision}
-        answer = text_client.post("/v1/infer", json=asked)
-        assert answer.headers["x-addnorm-fingerprint"] == known.digest
-        assert entry["fingerprint"][precision] == known.digest
-        assert entry["fingerprint_parts"][precision] == known.parts()
-        assert bundle.certificate["fingerprint"][precision] == known.digest
+        body = {"model": entry["id"], "input_ids": [[1]], "precision": precision}
+        answer = text_client.post("/v1/infer", json=body)
+        assert answer.headers["x-addnorm-fingerprint"] == fingerprint.digest
+        assert entry["fingerprint"][precision] == fingerprint.digest
+        assert entry["fingerprint_parts"][precision] == fingerprint.parts()
+        assert bundle.certificate["fingerprint"][precision] == fingerprint.digest
     answer = text_client.post("/v1/embeddings", json={"model": entry["id"], "input": "a"})
     assert answer.headers["x-addnorm-fingerprint"] in entry["fingerprint"].values()
     info = [
@@ -67,12 +67,12 @@ def test_its_text_is_read_back() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is no fingerprint"),
+        ("", "is not a fingerprint"),
         (HERE.digest[1:], "32 hexadecimal digits"),
-        ("[]", "is no fingerprint"),
-        ('{"precision": "fp32"}', "is no fingerprint"),
-        ('{"fingerprint": 1}', "is no fingerprint"),
-        (to_text(HERE.parts()).replace("fp32", "int8"), "is not that of the parts beside it"),
+        ("[]", "is not a fingerprint"),
+        ('{"precision": "fp32"}', "is not a fingerprint"),
+        ('{"fingerprint": 1}', "is not a fingerprint"),
+        (to_text(HERE.parts()).replace("fp32", "int8"), "does not match its parts"),
     ],
 )
 def test_a_text_that_is_none_is_refused(text: str, message: str) -> None:

@@ -108,8 +108,8 @@ KEY, VALUE = field(1, b"location"), field(2, b"w.bin")
     ids=["usual", "value first", "two values", "two keys", "long length", "long tag", "a decoy"],
 )
 def test_an_entry_means_what_protobuf_takes_it_for(entry: bytes, tmp_path: Path) -> None:
-    theirs = ModelProto.FromString(with_entry(entry)).graph.initializer[0].external_data[0]
-    assert (theirs.key, theirs.value) == ("location", "w.bin")
+    entry_of_graph = ModelProto.FromString(with_entry(entry)).graph.initializer[0].external_data[0]
+    assert (entry_of_graph.key, entry_of_graph.value) == ("location", "w.bin")
     assert found(with_entry(entry), tmp_path) == {"w.bin"}
 
 

@@ -69,11 +69,11 @@ def test_a_broken_sequence_changes_no_bit_of_another(
         draws = np.random.default_rng(0)
         sequences = [draws.integers(BAD + 1, 1000, length) for length in LENGTHS]
         alone = [
-            [output[0] for output in run(session, one[None], np.ones_like(one)[None])]
-            for one in sequences
+            [output[0] for output in run(session, sequence[None], np.ones_like(sequence)[None])]
+            for sequence in sequences
         ]
         for place in range(len(sequences)):
-            rows = [one.copy() for one in sequences]
+            rows = [sequence.copy() for sequence in sequences]
             rows[place][len(rows[place]) // 2] = BAD
             ids, mask = grid(rows, where)
             together = run(session, ids, mask)

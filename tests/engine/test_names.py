@@ -138,16 +138,16 @@ def test_a_prompt_has_no_meaning_where_pairs_are_scored(client: httpx.Client) ->
     assert client.post("/v1/rerank", json={**body, "model": "judge:latest"}).status_code == 200
     twice = client.post("/v1/embeddings", json={"model": "narrow:query", "input": TEXT})
     assert twice.status_code == 400
-    assert "has the prompt 'query' already" in twice.text
+    assert "already has the prompt 'query'" in twice.text
 
 
 @pytest.mark.parametrize(
     ("aliases", "words"),
     [
-        ({"embedder": "reranker"}, "embedder is a name of the bundle embedder/1 too"),
-        ({"embedder/2": "reranker"}, "is a name of the bundle"),
-        ({"embedder:query": "reranker"}, "is a name of the bundle"),
-        ({"reranker:latest": "embedder"}, "is a name of the bundle"),
+        ({"embedder": "reranker"}, "embedder is also a name of the bundle embedder/1"),
+        ({"embedder/2": "reranker"}, "is also a name of the bundle"),
+        ({"embedder:query": "reranker"}, "is also a name of the bundle"),
+        ({"reranker:latest": "embedder"}, "is also a name of the bundle"),
         ({"a": "nobody"}, "a: model 'nobody' is not served here"),
         ({"a": "embedder/2"}, "a: model 'embedder' has no version '2'"),
         ({"a": "embedder?prompt=none"}, "prompt=none, embedder/1 has query, document"),
@@ -155,7 +155,7 @@ def test_a_prompt_has_no_meaning_where_pairs_are_scored(client: httpx.Client) ->
         ({"a": "embedder?dimensions=999"}, "dimensions=999, embedder/1 has 1 to 36"),
         ({"a": "embedder?dimensions=x"}, "write NAME=MODEL"),
         ({"a": "embedder?other=1"}, "write NAME=MODEL"),
-        ({"a": "embedder?max_time_ms=9"}, "first or max_time_ms, and embedder/1 cannot rerank"),
+        ({"a": "embedder?max_time_ms=9"}, "first or max_time_ms, but embedder/1 cannot rerank"),
         ({"a": "embedder?first=embedder&keep=9"}, "embedder/1 cannot rerank"),
         ({"a": "reranker?first=embedder"}, "first=EMBEDDER&keep=50"),
         ({"a": "reranker?first=embedder&keep=0"}, "first=EMBEDDER&keep=50"),

@@ -94,17 +94,17 @@ def works(model: Model) -> bool:
 
 
 def test_each_odd_value_is_refused_in_one_line_or_served_rightly(folder: Folder) -> None:
-    told, num_served = list[str](), 0
+    messages, num_served = list[str](), 0
     for case in folder.odd_ones():
         try:
             model = load(bundles.read(folder.path), Settings(worker_threads=1))
         except StartupError as error:
-            told.append(str(error))
+            messages.append(str(error))
         else:
             assert works(model), case
             num_served += 1
-    assert len(told) > 5 * num_served > 0
-    assert [line for line in told if "\n" in line or len(line) > 1000] == []
+    assert len(messages) > 5 * num_served > 0
+    assert [line for line in messages if "\n" in line or len(line) > 1000] == []
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "certificate.json"])
@@ -139,7 +139,7 @@ def test_a_file_that_is_too_large_is_not_read(folder: Folder, name: str) -> None
 
 def listed_not(folder: Folder, name: str) -> None:
     """Takes a file out of the manifest, and seals the bundle."""
-    files = {file: known for file, known in folder.manifest["files"].items() if file != name}
+    files = {file: record for file, record in folder.manifest["files"].items() if file != name}
     folder.write({**folder.manifest, "files": files}, folder.certificate)
 
 
@@ -162,10 +162,10 @@ def test_a_head_from_elsewhere_is_not_loaded(folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"d_model": 8}, "activations of shape .*16.* manifest says 8 numbers"),
-        ({"n_norms": 3}, "norm_mean of shape .* 1.* manifest says 3 numbers"),
+        ({"d_model": 8}, "activations of shape .*16.* manifest has 8 numbers"),
+        ({"n_norms": 3}, "norm_mean of shape .* 1.* manifest has 3 numbers"),
         ({"heads": {"logits": {"pick": "every", "width": 7}}}, "logits of shape .*6"),
-        ({"limits": {"type_vocab_size": 2}}, "the manifest says .*token_type_ids"),
+        ({"limits": {"type_vocab_size": 2}}, "the manifest has .*token_type_ids"),
         ({"limits": {"max_positions": 6, "max_text_tokens": 6}}, "cannot run here"),
         ({"limits": {"vocab_size": 7}}, "cannot run here"),
     ],

@@ -13,7 +13,7 @@ from addnorm.service.engine.engine import Engine
 def test_all_nodes_are_on_the_cpu_here_also_those_in_a_scan(
     notebook: Path, num_threads: int
 ) -> None:
-    found = Engine(bundles.read(notebook), "fp32", num_threads).nodes()
-    assert found.keys() == {"body", "logits"}
-    assert {node.provider for own in found.values() for node in own} == {CPU}
-    assert {"Exp", "Scan", "Sigmoid"} <= count_nodes(found["body"])[CPU].keys()
+    nodes = Engine(bundles.read(notebook), "fp32", num_threads).nodes()
+    assert nodes.keys() == {"body", "logits"}
+    assert {node.provider for own in nodes.values() for node in own} == {CPU}
+    assert {"Exp", "Scan", "Sigmoid"} <= count_nodes(nodes["body"])[CPU].keys()

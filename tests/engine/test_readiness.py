@@ -41,8 +41,8 @@ CHECKS = 5  # in so many the server must be ready again
 
 @contextmanager
 def inferring(root: Path, **changed: Any) -> Iterator[Service]:
-    own = {"worker_threads": 1, "run_timeout_s": 10 * PATIENCE_S, "token_budget": 128}
-    inference = inference_of(root, **own | changed)
+    settings = {"worker_threads": 1, "run_timeout_s": 10 * PATIENCE_S, "token_budget": 128}
+    inference = inference_of(root, **settings | changed)
     yield inference
     inference.close()
 
@@ -268,11 +268,11 @@ def test_work_proceeds_while_runs_end(notebooks: Path) -> None:
 
 def test_many_callers_share_one_known_answer_test_a_second(notebooks: Path) -> None:
     with inferring(notebooks) as inference:
-        target, asked = target_of(inference), list[int]()
+        target, rows_run = target_of(inference), list[int]()
         right = target.run
 
         def record(batch: Batch) -> Rows:
-            asked.append(len(batch))
+            rows_run.append(len(batch))
             time.sleep(0.05)
             return right(batch)
 
@@ -287,11 +287,11 @@ def test_many_callers_share_one_known_answer_test_a_second(notebooks: Path) -> N
             first.cancel()  # a caller that leaves takes nobody along
             await asyncio.gather(*(readiness.check() for _ in range(50)))
             await readiness.check()
-            assert asked == [1]
+            assert rows_run == [1]
             readiness._fresh_s = 0.05
             await asyncio.sleep(0.1)
             await readiness.check()
-            assert asked == [1, 1]
+            assert rows_run == [1, 1]
 
         asyncio.run(together())
 

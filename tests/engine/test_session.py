@@ -54,10 +54,10 @@ class OtherBits(Engine):
 def test_other_bits_on_all_cores_refuse_the_bundle(bundle: Bundle) -> None:
     right, wrong = (kind(bundle, "fp32", num_threads=2) for kind in (Engine, OtherBits))
     drawn = selfcheck.sequences(bundle.manifest.limits, (3, 5))
-    known = (selfcheck.Computed.together(engine, drawn, 2) for engine in (right, wrong))
-    assert not list(selfcheck.unequal(right, next(known), []))
-    found, *_ = selfcheck.unequal(wrong, next(known), [])
-    assert found == "2 sequences on one thread differ from the same on all cores"
+    computed = (selfcheck.Computed.together(engine, drawn, 2) for engine in (right, wrong))
+    assert not list(selfcheck.unequal(right, next(computed), []))
+    differences, *_ = selfcheck.unequal(wrong, next(computed), [])
+    assert differences == "2 sequences on one thread differ from the same on all cores"
 
 
 def test_both_map_one_file_that_is_deleted(bundle: Bundle, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_what_is_mapped_is_aligned(tmp_path: Path) -> None:
     assert not any(offset % 64 for offset in offsets)
     sessions = open_sessions(tmp_path / "odd.onnx", 2)
     rows = draws.random((5, widths[0]), np.float32)
-    one, several = (each.run(None, {"x0": rows})[0] for each in sessions)
+    one, several = (session.run(None, {"x0": rows})[0] for session in sessions)
     assert one.tobytes() == several.tobytes()
     assert np.allclose(one, rows @ weights["w0"] @ weights["w1"] @ weights["w2"], rtol=1e-4)
 

@@ -94,7 +94,7 @@ def resigned(copy: Path, mallory: Signer) -> None:
 
 
 UNSET, COPY, ADD = "unset ADDNORM_TRUSTED_KEYS", "copy it again", "add the signer's key"
-OTHER_KEY = "model.sig is by no key that ADDNORM_TRUSTED_KEYS names"
+OTHER_KEY = "model.sig was not made with a key in ADDNORM_TRUSTED_KEYS"
 
 
 def rawly(bundle: Path) -> None:
@@ -107,9 +107,9 @@ CHANGES: list[tuple[Callable[[Path, Signer], object], str, str]] = [
     (lambda b, _: (b / "model.sig").unlink(), "it is not signed, model.sig is missing", UNSET),
     (signed, OTHER_KEY, ADD),
     (resigned, OTHER_KEY, ADD),
-    (lambda b, _: flip(b / "model.onnx"), "model.onnx is not as it was signed", COPY),
+    (lambda b, _: flip(b / "model.onnx"), "model.onnx changed after it was signed", COPY),
     (lambda b, _: (b / "certificate.json").write_text("{}"),
-     "certificate.json is not as it was signed", COPY),
+     "certificate.json changed after it was signed", COPY),
     (lambda b, _: (b / "pooled.onnx").write_bytes(b""),
      "pooled.onnx is not among the files that were signed", COPY),
     (lambda b, _: [(b / ".git").mkdir(), (b / ".git" / "x").write_bytes(b"")],
@@ -144,11 +144,11 @@ def test_what_is_not_as_a_trusted_key_signed_it_is_refused_in_one_line(
     assert "\n" not in line
     with pytest.raises(BundleRefused) as on_load:
         repository.load("notebook")
-    told = line.replace(f"{copy.parent.parent}/", "")  # callers learn of no folder
-    assert str(on_load.value) == f"{told}; serving now: notebook/1"
+    message = line.replace(f"{copy.parent.parent}/", "")  # callers learn of no folder
+    assert str(on_load.value) == f"{message}; serving now: notebook/1"
     assert models.find("notebook") is running
     (entry,) = models.index()
-    assert (entry.state, entry.reason) == ("READY", told)
+    assert (entry.state, entry.reason) == ("READY", message)
     assert capsys.readouterr() == ("", "")
 
 
@@ -163,7 +163,7 @@ def test_the_start_is_refused_in_one_line(
     )
     assert (ended.returncode, ended.stdout) == (1, "")
     (line,) = ended.stderr.splitlines()
-    assert line.startswith(f"addnorm: bundle {copy}: model.sig is by no key")
+    assert line.startswith(f"addnorm: bundle {copy}: model.sig was not made with a key")
 
 
 def test_a_signature_cannot_except_files(copy: Path, alice: Signer) -> None:
@@ -187,13 +187,13 @@ def test_a_bundle_that_is_switched_while_it_is_read_is_refused(
     check = signature.check
 
     def switched(path: Path, trusted: list[Path]) -> dict[str, str]:
-        found = check(path, trusted)
+        bundle = check(path, trusted)
         place.unlink()
         place.symlink_to(other)
-        return found
+        return bundle
 
     monkeypatch.setattr(signature, "check", switched)
-    with pytest.raises(StartupError, match="changed while it was read"):
+    with pytest.raises(StartupError, match="changed while it was being read"):
         bundles.read(place, [alice.public])
 
 
@@ -219,16 +219,16 @@ def test_a_chain_of_certificates_is_trusted_by_its_root(
     assert bundles.read(copy, trusted).ref == "notebook/1"
     with pytest.raises(
         StartupError,
-        match=r"model\.sig is by no certificate .* \(.*certificate.*\); add the signer",
+        match=r"model\.sig was not made with a certificate .* \(.*certificate.*\); add the signer",
     ):
         bundles.read(copy, [mallory.certificate])
     # not even one that browsers trust will do where there are only keys
-    with pytest.raises(StartupError, match=r"model\.sig is by no certificate "):
+    with pytest.raises(StartupError, match=r"model\.sig was not made with a certificate "):
         bundles.read(copy, [leaf.public])
     signature.sign(copy, between.key, between.certificate, [])  # by the root itself
     assert bundles.read(copy, trusted).ref == "notebook/1"
     flip(copy / "logits.onnx")
-    with pytest.raises(StartupError, match=r"logits\.onnx is not as it was signed"):
+    with pytest.raises(StartupError, match=r"logits\.onnx changed after it was signed"):
         bundles.read(copy, trusted)
 
 
@@ -237,8 +237,8 @@ def test_a_trusted_key_that_cannot_be_read_is_named(
     copy: Path, alice: Signer, tmp_path: Path, content: bytes | str
 ) -> None:
     signed(copy, alice)
-    made = {"private": alice.key.read_bytes(), "two": alice.public.read_bytes() * 2}
-    (file := tmp_path / "x.pem").write_bytes(made.get(content, content))
+    key_bytes = {"private": alice.key.read_bytes(), "two": alice.public.read_bytes() * 2}
+    (file := tmp_path / "x.pem").write_bytes(key_bytes.get(content, content))
     with pytest.raises(
         StartupError, match=r"^ADDNORM_TRUSTED_KEYS: .*x\.pem must hold one public EC key"
     ):
@@ -289,5 +289,5 @@ def test_a_new_certificate_ends_the_signature_and_verify_says_so(
     assert "model.sig" not in capsys.readouterr().out
     signed(copy, alice)
     verify(copy)
-    again = f"make it again with `addnorm sign {copy} --key KEY.pem`"
-    assert capsys.readouterr().out.endswith(f"model.sig is of the certificate of before: {again}\n")
+    again = f"sign again with `addnorm sign {copy} --key KEY.pem`"
+    assert capsys.readouterr().out.endswith(f"model.sig signs the previous certificate: {again}\n")

@@ -33,8 +33,8 @@ def inference(root: Path, alice: Signer) -> Iterator[Service]:
 
 
 def state(inference: Service, version: int) -> tuple[str, str]:
-    found = [entry for entry in inference.models.index() if entry.version == version]
-    return (found[0].state, found[0].reason) if found else ("", "")
+    entries = [entry for entry in inference.models.index() if entry.version == version]
+    return (entries[0].state, entries[0].reason) if entries else ("", "")
 
 
 def test_the_watched_folder_gives_signed_versions_only(
@@ -43,7 +43,7 @@ def test_the_watched_folder_gives_signed_versions_only(
     place = republish(bundles.read(root / "notebook" / "1"), root, 2)
     assert eventually(lambda: "it is not signed" in state(inference, 2)[1])
     signature.sign(place, mallory.key, None, [])
-    assert eventually(lambda: "is by no key" in state(inference, 2)[1])
+    assert eventually(lambda: "was not made with a key" in state(inference, 2)[1])
     assert inference.models.find("notebook").bundle.ref == "notebook/1"
     signature.sign(place, alice.key, None, [])
     assert eventually(lambda: state(inference, 2) == ("READY", ""))
@@ -55,10 +55,10 @@ def test_what_was_refused_loads_once_its_key_is_trusted(
 ) -> None:
     place = republish(bundles.read(root / "notebook" / "1"), root, 2)
     signature.sign(place, mallory.key, None, [])
-    assert eventually(lambda: "is by no key" in state(inference, 2)[1])
+    assert eventually(lambda: "was not made with a key" in state(inference, 2)[1])
     alice.public.write_bytes(mallory.public.read_bytes())
     assert eventually(lambda: state(inference, 2) == ("READY", ""))
-    assert eventually(lambda: "is by no key" in state(inference, 1)[1])
+    assert eventually(lambda: "was not made with a key" in state(inference, 1)[1])
     assert state(inference, 1)[0] == "READY", "what runs stays"
 
 
@@ -69,9 +69,11 @@ def test_a_running_version_that_is_signed_again_stays_and_the_index_says_by_whom
     caplog.set_level(logging.INFO, "addnorm")
     running = inference.models.find("notebook")
     signature.sign(root / "notebook" / "1", mallory.key, None, [])
-    assert eventually(lambda: "is by no key" in state(inference, 1)[1])
+    assert eventually(lambda: "was not made with a key" in state(inference, 1)[1])
     assert state(inference, 1)[0] == "READY"
-    with pytest.raises(BundleRefused, match=r"is by no key .*; serving now: notebook/1$"):
+    with pytest.raises(
+        BundleRefused, match=r"was not made with a key .*; serving now: notebook/1$"
+    ):
         inference.repository.load("notebook/1")
     signature.sign(root / "notebook" / "1", alice.key, None, [])
     assert eventually(lambda: "serving notebook/1 as before" in caplog.text)

@@ -39,10 +39,10 @@ def drawn(num_rows: int, width: int) -> Floats:
 
 def test_entries_are_the_largest_log1p_relu_of_the_sequences_tokens() -> None:
     logits = drawn(sum(LENGTHS), 50)
-    found = made(logits, LENGTHS)
+    vectors = made(logits, LENGTHS)
     ends = np.cumsum(LENGTHS)
     for end, length, indices, values in zip(
-        ends, LENGTHS, found.indices, found.values, strict=True
+        ends, LENGTHS, vectors.indices, vectors.values, strict=True
     ):
         expected = np.log1p(np.maximum(logits[end - length : end], 0)).max(0)
         assert indices.tolist() == np.flatnonzero(expected).tolist()
@@ -60,7 +60,7 @@ def test_a_logarithm_may_be_taken_twice() -> None:
 def test_top_k_keeps_the_largest_and_of_equal_ones_the_first() -> None:
     logits = np.array([[3, -1, 2, 2, 0.5], [1, -1, 2, 2, 2]], np.float32)
     vectors = made(logits, (1, 0, 1), 2)
-    assert [found.tolist() for found in vectors.indices] == [[0, 2], [], [2, 3]]
+    assert [places.tolist() for places in vectors.indices] == [[0, 2], [], [2, 3]]
     np.testing.assert_allclose(vectors.values[0], np.log1p([3, 2]), rtol=1e-6)
 
 

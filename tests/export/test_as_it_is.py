@@ -113,7 +113,7 @@ def test_what_it_answers_is_served_whatever_the_padding_and_the_company(tmp_path
     bundles.write_certificate(bundle, bundle.certificate or {})
     again = verify_bundle(bundle.path, several).certificate or {}
     assert again["created"] == created, "its files are as they were"
-    with pytest.raises(ExportError, match=r"was made from .*, this is"):
+    with pytest.raises(ExportError, match=r"was exported from .*, but this model is"):
         verify_bundle(bundle.path, by_token)
     with client_of(inference_of(tmp_path)) as client:
 
@@ -139,10 +139,10 @@ def test_what_it_answers_is_served_whatever_the_padding_and_the_company(tmp_path
         assert not pads[:-1].any()
         assert pads[-1].any()
         types = [[1, 0, 1]]
-        found = outputs("several", input_ids=[[3, 4, 5]], token_type_ids=types)
+        answers = outputs("several", input_ids=[[3, 4, 5]], token_type_ids=types)
         expected = answered(several, [3, 4, 5], torch.ones(1, 3), torch.tensor(types))
-        assert [*found] == ["rows", "first"], "tensors of float32 by their names"
-        for tensor, values in found.items():
+        assert [*answers] == ["rows", "first"], "tensors of float32 by their names"
+        for tensor, values in answers.items():
             np.testing.assert_allclose(values, expected[tensor], atol=1e-5)
         padded = outputs("several", **padded_left([[9], [3, 4, 5]]))
         together = outputs("several", input_ids=[[9], [3, 4, 5]])
@@ -160,7 +160,7 @@ def test_what_it_answers_is_served_whatever_the_padding_and_the_company(tmp_path
             assert refused.status_code == 400
             assert words in refused.text
         shown = client.get("/v2/models/several").json()["outputs"]
-        assert [(each["name"], each["shape"]) for each in shown] == [
+        assert [(entry["name"], entry["shape"]) for entry in shown] == [
             ("rows", [-1, -1, 5]), ("first", [-1, 5]),
         ]  # fmt: skip
         tensor = {"name": "input_ids", "shape": [1, 1], "datatype": "INT64", "data": [9]}
@@ -239,12 +239,12 @@ def test_each_tensor_is_an_output_with_the_shape_that_the_module_gives(
     assert padded["odds"] == [*answer["odds"], 0]
     half = {"dtype": "float16", "outputs": ["scores"]}
     as_tensors = {"accept": SAFETENSORS}
-    found = load(client.post("/v1/infer", json=body, headers=as_tensors).content)
-    assert {name: [*values.shape] for name, values in found.items()} == {
+    tensors = load(client.post("/v1/infer", json=body, headers=as_tensors).content)
+    assert {name: [*values.shape] for name, values in tensors.items()} == {
         "rows": [3, 5], "scores": [3], "mean": [1, 5], "odds": [1], "lengths": [1],
     }  # fmt: skip
     small = load(client.post("/v1/infer", json={**body, **half}, headers=as_tensors).content)
-    assert small["scores"].tolist() == found["scores"].astype(np.float16).tolist()
+    assert small["scores"].tolist() == tensors["scores"].astype(np.float16).tolist()
     unknown = client.post("/v1/infer", json={**body, "outputs": ["output"]})
     assert unknown.status_code == 400
     assert f"shaped/1 has {', '.join(SHAPES)}" in unknown.json()["error"]["message"]
@@ -255,37 +255,37 @@ def test_v2_tells_and_sends_the_same_shapes(
     client: httpx.Client, shaped_service: Service, binary: bool
 ) -> None:
     about = client.get("/v2/models/shaped").json()["outputs"]
-    assert {each["name"]: each["shape"] for each in about} == SHAPES
+    assert {output["name"]: output["shape"] for output in about} == SHAPES
     config = client.get("/v2/models/shaped/config").json()["output"]
-    assert {each["name"]: each["dims"] for each in config} == {
+    assert {output["name"]: output["dims"] for output in config} == {
         name: shape[1:] for name, shape in SHAPES.items()
     }
     ids = np.array([[3, 4, 5], [6, 7, 8]])
     native = client.post("/v1/infer", json={"model": "shaped", "input_ids": ids.tolist()}).json()
     tensor = {"name": "input_ids", "shape": [2, 3], "datatype": "INT64", "data": ids.tolist()}
-    asked = {"inputs": [tensor], "parameters": {"binary_data_output": binary}}
-    answer = client.post("/v2/models/shaped/infer", json=asked)
+    body = {"inputs": [tensor], "parameters": {"binary_data_output": binary}}
+    answer = client.post("/v2/models/shaped/infer", json=body)
     length = int(answer.headers.get("inference-header-content-length", len(answer.content)))
     tail, shapes = answer.content[length:], dict[str, list[int]]()
-    for each in json.loads(answer.content[:length])["outputs"]:
-        shapes[each["name"]] = each["shape"]
+    for output in json.loads(answer.content[:length])["outputs"]:
+        shapes[output["name"]] = output["shape"]
         if binary:
-            size = each["parameters"]["binary_data_size"]
-            each["data"], tail = np.frombuffer(tail[:size], np.float32), tail[size:]
-        values = np.array(each["data"], np.float32).reshape(each["shape"])
-        assert values.tobytes() == np.array(native[each["name"]], np.float32).tobytes()
+            size = output["parameters"]["binary_data_size"]
+            output["data"], tail = np.frombuffer(tail[:size], np.float32), tail[size:]
+        values = np.array(output["data"], np.float32).reshape(output["shape"])
+        assert values.tobytes() == np.array(native[output["name"]], np.float32).tobytes()
     expected = {"rows": [2, 3, 5], "scores": [2, 3], "mean": [2, 5], "odds": [2]}
     assert shapes == expected
     call = GrpcClient(shaped_service.grpc.port)
     sent = grpc_client.inputs(binary, input_ids=(ids, "INT64"))
-    found = grpc_client.tensors(call("ModelInfer", model_name="shaped", **sent))
-    assert {name: [*values.shape] for name, values in found.items()} == expected
-    told = call("ModelMetadata", name="shaped").outputs
-    assert {each.name: [*each.shape] for each in told} == SHAPES
+    arrays = grpc_client.tensors(call("ModelInfer", model_name="shaped", **sent))
+    assert {name: [*values.shape] for name, values in arrays.items()} == expected
+    outputs_listed = call("ModelMetadata", name="shaped").outputs
+    assert {output.name: [*output.shape] for output in outputs_listed} == SHAPES
     call.close()
     texts = {"name": "text", "shape": [2], "datatype": "BYTES", "data": ["abc", "a"]}
     answer = client.post("/v2/models/shaped/infer", json={"inputs": [texts]})
-    shapes = {each["name"]: each["shape"] for each in answer.json()["outputs"]}
+    shapes = {output["name"]: output["shape"] for output in answer.json()["outputs"]}
     assert shapes == expected, "texts without logits or vectors get every tensor too"
 
 
@@ -313,7 +313,7 @@ def test_what_cannot_be_served_ends_the_export_in_words(tmp_path: Path) -> None:
         "heads": r"heads \[2, 3, 3, 5\] .* of float32", "half": r"half \[2, 3, 5\] .* of float16",
         "states": r"states \(a tuple of tensors\)",
     }  # fmt: skip
-    way_on = r", which cannot be served: .*outputs=\['rows'\] picks that. Or reference=lambda ids"
+    way_on = r", which cannot be served: .*with outputs=\['rows'\], or .* reference=lambda ids"
     every = "; ".join(others.values()) + way_on
     for outputs, words in (([], every), *((["rows", n], others[n] + way_on) for n in others)):
         with pytest.raises(ExportError, match=rf"with {words}"):
@@ -323,7 +323,7 @@ def test_what_cannot_be_served_ends_the_export_in_words(tmp_path: Path) -> None:
         ([], place),
         (["rows", "mean"], place),  # names are of places: the second is not the mean
         (["0", "0"], "'0' twice"),
-        (["usage"], "'usage' as another field of answers is named"),
+        (["usage"], "'usage' which is the name of another field of answers"),
     ):
         with pytest.raises(ExportError, match=words):
             export_bundle(Places(), tmp_path, "own", as_it_is=True, outputs=outputs)
@@ -350,8 +350,11 @@ def test_every_route_says_what_it_is(tmp_path: Path) -> None:
         for path in ("/info", "/info?model=own", "/hf/own/info", "/v1/models/own"):
             assert client.get(path).status_code == 200
         assert client.get("/info").json()["model_type"] == {"as_it_is": {}}
-        said = client.post("/rerank", json={"model": "own", "query": "a", "texts": ["b"]}).text
-        assert "own/1 cannot rerank: it is a module as it is, for /v1/infer and KServe V2" in said
+        message = client.post("/rerank", json={"model": "own", "query": "a", "texts": ["b"]}).text
+        assert (
+            "own/1 cannot rerank: it is a module served as it is: use /v1/infer or KServe V2"
+            in message
+        )
         assert client.post("/api/show", json={"model": "own"}).json()["capabilities"] == []
         pin = client.post("/v2/repository/models/own/1/pin", json={"x": 1})
         assert "x is unknown; known are none" in pin.text
@@ -372,12 +375,12 @@ def test_tensors_are_picked_and_named(tmp_path: Path) -> None:
         (Gated(), ["scores"], [("scores", "token")]),
     ):
         bundle = export_bundle(module, tmp_path, "own", outputs=outputs, **few)
-        found = [(tensor.name, tensor.of) for tensor in bundle.manifest.as_it_is or ()]
-        assert found == expected
+        names = [(tensor.name, tensor.of) for tensor in bundle.manifest.as_it_is or ()]
+        assert names == expected
         verify_bundle(bundle.path, module)
     for module, outputs, words in (
-        (Several(), ["last"], "outputs names last: the module answers with rows, first, ids"),
-        (Pair(), ["a", "b", "c"], "outputs names a, b, c: the module answers with 0, 2"),
+        (Several(), ["last"], "outputs has last, but the module answers with rows, first, ids"),
+        (Pair(), ["a", "b", "c"], "outputs has a, b, c, but the module answers with 0, 2"),
     ):
         with pytest.raises(ExportError, match=words):
             export_bundle(module, tmp_path, "own", outputs=outputs)
@@ -428,26 +431,26 @@ def test_sequences_run_alone_where_company_changes_bits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (Branching, "by another forward than 7, as it branches on the length.* <= 40"),
-        (Random, "Random gives two answers to one sequence: something in it is random"),
+        (Branching, "branches on the length.* forward for 7.* <= 40"),
+        (Random, "Random gives two different answers to the same sequence: it is random"),
         (lambda: Gated().half(), r"has weights of float16: call \.float\(\)"),
         (lambda: Gated().to("meta"), "is on the meta device"),
         (lambda: nn.Sequential(nn.Embedding(V, D), nn.LazyLinear(4)), "has lazy layers without"),
-        (Packed, "pack_padded_sequence leaves out pads by numbers of ids or of a mask"),
+        (Packed, "pack_padded_sequence removes padding by the values of ids or of a mask"),
         (nn.Module, "Module has no forward"),
         (Choosing, r"tokens: the graph's answer differs .* choose among equal numbers"),
-        (Loop, "for one length alone: forward makes a number in Python of the length"),
+        (Loop, "for one length only: forward turns the length into a Python number"),
         (Autocast, "Autocast computes in bfloat16, as under torch.autocast"),
         (quantized, r"has quantized layers \(Linear\)"),
         (
             lambda: nn.Sequential(nn.Embedding(V, D), Louder(D, 4, 64, batch_first=True)),
-            r"Sequential\.1 \(Louder\): .* a fast path, .* answers otherwise, by 0\.\d+ of",
+            r"Sequential\.1 \(Louder\): .* a fast path, .* answer differs by 0\.\d+ of",
         ),
         (Broken, "answers 7 tokens with NaN or infinity"),
-        (lambda: torch.jit.script(nn.Sequential(nn.Embedding(V, D))), "a module of TorchScript"),
-        (SequenceFirst, "depends on the others of its batch.* say batch_first=False"),
+        (lambda: torch.jit.script(nn.Sequential(nn.Embedding(V, D))), "a TorchScript module"),
+        (SequenceFirst, "depends on the other sequences in the batch.* set batch_first=False"),
         (lambda: nn.Conv2d(1, 2, 3), "fails on a sequence of"),
-        (lambda: nn.Bilinear(4, 4, 4), "forward needs input1, input2: say how it is called"),
+        (lambda: nn.Bilinear(4, 4, 4), "forward needs input1, input2: show how it is called"),
     ],
 )
 def test_what_would_be_served_wrongly_is_refused(
@@ -491,13 +494,19 @@ def test_sequences_first_are_served_where_it_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"precisions": ("fp32", "fp16")}, "no fp16: leave it out"),
-        ({"task": "reranker"}, "task is 'reranker': embed, rerank, classify, tag are known"),
-        ({"precisions": ("fp32", "int8")}, "int8 does not pay: no weight of the body has 32768"),
-        ({"labels": ["a", "b"]}, r"2 labels, Gated answers with \[B, S, 5\]"),
+        ({"precisions": ("fp32", "fp16")}, "no fp16: leave fp16 out"),
+        (
+            {"task": "reranker"},
+            "task is 'reranker', but must be one of embed, rerank, classify, tag",
+        ),
+        (
+            {"precisions": ("fp32", "int8")},
+            "int8 does not pay: no weight of the body has at least 32768",
+        ),
+        ({"labels": ["a", "b"]}, r"2 labels, but Gated answers with \[B, S, 5\]"),
         ({"task": "classify"}, r"task 'classify' needs an answer \[B, labels\]"),
         ({"vocabulary": {"a": V}}, f"the tokenizer has ids up to {V}"),
-        ({"config": {"n_heads": 2}}, "config names n_heads"),
+        ({"config": {"n_heads": 2}}, "config has n_heads"),
     ],
 )
 def test_options_without_meaning_are_refused(

@@ -98,7 +98,7 @@ def test_an_embedder_of_a_family_without_a_table_answers_as_its_library(
         asked = embed(texts=TEXTS, truncate=True, prompt_name="query")
         np.testing.assert_allclose(asked, library.encode(TEXTS, prompt_name="query"), atol=1e-6)
         refused = client.post("/v1/infer", json={"texts": ["a"], "pooling": "max"})
-        assert "pools in its own graph" in refused.json()["error"]["message"]
+        assert "pools in its graph" in refused.json()["error"]["message"]
     command.verify([str(bundle.path), "--checkpoint", str(folder)])
     assert [*bundles.read(bundle.path).peak_bytes] == [SIZES["max_position_embeddings"]]
     long_texts_are_rejected_for_their_memory(bundle, out)
@@ -108,7 +108,9 @@ def test_an_embedder_of_a_family_without_a_table_answers_as_its_library(
     with pytest.raises(SystemExit, match="the graph's answer differs"):
         command.verify([str(bundle.path), "--checkpoint", str(folder)])
     change_a_weight(bundle, bundle.graph("fp32"))
-    with pytest.raises(SystemExit, match=r"weights \(fp32\): .* is no weight, nor computed of"):
+    with pytest.raises(
+        SystemExit, match=r"weights \(fp32\): .* is neither a weight nor computed from"
+    ):
         command.verify([str(bundle.path), "--checkpoint", str(folder)])
 
 
@@ -173,7 +175,7 @@ def test_a_label_that_int8_changes_counts_where_it_is_clear() -> None:
                 Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=16, final_logit_softcapping=30.0)),
                 place,
             ),
-            "Gemma2ForCausalLM .* changes the logits behind its last layer, as a cap does",
+            "Gemma2ForCausalLM .* changes the logits after its last layer, as a cap does",
         ),
         (
             lambda place: saved(
@@ -187,7 +189,7 @@ def test_a_label_that_int8_changes_counts_where_it_is_clear() -> None:
         ),
         (
             lambda place: classifier(Qwen2ForTokenClassification, place, labels={0: "person"}),
-            "the label 'person' is the only one of every token",
+            "the model has only one label, 'person'",
         ),
         # a prompt's own tokens are left out of the mean, which the server cannot do
         (lambda place: embedder(place, include_prompt=False), "embed with the prompt query"),
@@ -296,7 +298,7 @@ def test_a_module_that_is_not_recognized_gets_texts_and_tasks(tmp_path: Path, ki
     with client_of(inference_of(tmp_path)) as client:
         if kind == "labels":
             results = client.post("/v1/classify", json={"texts": texts}).json()["results"]
-            by_label = [{each["label"]: each["score"] for each in result} for result in results]
+            by_label = [{entry["label"]: entry["score"] for entry in result} for result in results]
             answers = [[scores[label] for label in "abcde"] for scores in by_label]
             expected = expected.softmax(-1)
         else:
@@ -307,7 +309,7 @@ def test_a_module_that_is_not_recognized_gets_texts_and_tasks(tmp_path: Path, ki
 
 
 def test_what_a_module_answers_must_fit_what_it_is_for(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"pooling is of rows of tokens \[B, S, d\], Mood"):
+    with pytest.raises(ExportError, match=r"pooling needs rows of tokens \[B, S, d\], but Mood"):
         export_bundle(Mood(), tmp_path, "own", task="embed", pooling="mean")
 
 
@@ -343,8 +345,8 @@ def test_the_memory_that_is_measured_is_that_of_the_scores(tmp_path: Path) -> No
 
 def test_the_memory_of_long_texts_is_told_and_more_than_there_is_is_refused() -> None:
     assert peaks.in_words({2048: 145 * 2**20}, 2048, 8192) == (
-        "a sequence of 2,048 tokens takes 145 MiB of memory; its authors take 8,192, which take"
-        " about 2.3 GiB: --max-length 8192"
+        "a sequence of 2,048 tokens takes 145 MiB of memory; its authors allow 8,192"
+        " tokens, which take about 2.3 GiB: to allow them, use --max-length 8192"
     )
     peaks.refuse_too_large(4096, {2048: 2**30}, 2**32)
     with pytest.raises(

@@ -47,7 +47,7 @@ def test_an_export_says_what_is_not_served_and_what_is_not_read(tmp_path: Path) 
     assert source.facts["similarity"] == "dot"
     assert [*checking.findings(source)][-3:] == [
         f"fields that are not read: {PROGRAM}: its_own",
-        "beside it, not served: colbert_linear.pt (FlagEmbedding's head of vectors of tokens)",
+        "other files, not served: colbert_linear.pt (FlagEmbedding's head of vectors of tokens)",
         "similarity: dot",
     ]
 
@@ -56,7 +56,7 @@ def test_an_export_says_that_scores_are_the_authors_with_raw_scores(tmp_path: Pa
     save(made("BertForSequenceClassification", num_labels=1), tmp_path)
     tell(tmp_path, PROGRAM, activation_fn="torch.nn.modules.linear.Identity")
     source = sources.checkpoint(tmp_path, Wishes(own_reading=True))
-    assert "scores of pairs: their authors' are the logits" in [*checking.findings(source)][-1]
+    assert "scores of pairs: the authors' scores are the logits" in [*checking.findings(source)][-1]
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_a_classifiers_default_prompt_stands_before_pairs(
     bundle: Any = SimpleNamespace(manifest=manifest, tasks=["classify"])
     bundle.pair_prompt = Bundle.pair_prompt.func(bundle)
     model: Any = SimpleNamespace(bundle=bundle)
-    asked = TextsToTokenize("documents", [("who", "a"), ("who", "b"), "alone"], False, model)
-    found = asked.whole(asked.texts)
-    assert found == [(f"{expected}who", "a"), (f"{expected}who", "b"), "alone"]
-    assert found[0][0] is found[1][0]
-    assert asked.sizes() == [len(expected) + 4, len(expected) + 4, 5]
+    to_tokenize = TextsToTokenize("documents", [("who", "a"), ("who", "b"), "alone"], False, model)
+    whole_texts = to_tokenize.whole(to_tokenize.texts)
+    assert whole_texts == [(f"{expected}who", "a"), (f"{expected}who", "b"), "alone"]
+    assert whole_texts[0][0] is whole_texts[1][0]
+    assert to_tokenize.sizes() == [len(expected) + 4, len(expected) + 4, 5]

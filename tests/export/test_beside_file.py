@@ -32,15 +32,15 @@ def test_the_usual_int8_changes_with_its_batch(
     ours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Through the command, of an export to a bundle."""
-    theirs = tmp_path / "usual.onnx"
-    quantize_dynamic(ours / "onnx" / "model.onnx", theirs)
-    command.export([f"{ours}", "--out", f"{tmp_path}", "--beside", f"{theirs}"])
+    usual_file = tmp_path / "usual.onnx"
+    quantize_dynamic(ours / "onnx" / "model.onnx", usual_file)
+    command.export([f"{ours}", "--out", f"{tmp_path}", "--beside", f"{usual_file}"])
     *_, other, own = capsys.readouterr().out.splitlines()
-    assert re.search(r"ours, fp32 .* other bits padded 0, co-batched 0$", own)
-    found = re.search(r"alone (\S+) .* co-batched (\d+)$", other)
-    assert found
-    assert 0.9 < float(found[1]) < 0.99999
-    assert int(found[2]) > 200
+    assert re.search(r"ours, fp32 .* different bits padded 0, co-batched 0$", own)
+    match = re.search(r"alone (\S+) .* co-batched (\d+)$", other)
+    assert match
+    assert 0.9 < float(match[1]) < 0.99999
+    assert int(match[2]) > 200
 
 
 def test_the_same_file_is_as_near_as_can_be(ours: Path, source: Source) -> None:
@@ -68,8 +68,8 @@ def _other_width(model: onnx.ModelProto) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (_other_output, "it makes embeddings, and this model last_hidden_state"),
-        (_other_input, "the file wants past"),
+        (_other_output, "its outputs are embeddings, this model's are last_hidden_state"),
+        (_other_input, "the file has the inputs past"),
         (_other_width, "token_embeddings has the shape"),
         (None, "onnxruntime cannot load"),
     ],

@@ -164,12 +164,12 @@ def test_int8_is_measured_in_length_too(postnorm: Subject, tmp_path: Path) -> No
 @pytest.mark.parametrize("subject", ["fp16_subject", "postnorm"], indirect=True)
 def test_a_mistake_of_the_exporter_is_refused_or_changes_no_bit(subject: Subject) -> None:
     """Some of those that `pytest -m mutants` tries: what is written is compared with the same."""
-    found = [
+    verdicts = [
         (kind, mutant.verdict() if mutant else "not written")
         for kind, mutant in mutants([subject], len(KINDS), seed=1)
     ]
-    assert {kind for kind, _ in found} == set(KINDS)
-    assert "SURVIVED" not in {said for _, said in found}
+    assert {kind for kind, _ in verdicts} == set(KINDS)
+    assert "SURVIVED" not in {verdict for _, verdict in verdicts}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
@@ -396,7 +396,7 @@ def test_a_file_that_is_no_graph_is_refused(notebook_subject: Subject, tmp_path:
     bundle = bundles.write_manifest(
         bundle.path, bundle.manifest.model_dump(exclude={"format", "files"})
     )
-    with pytest.raises(CertificationError, match=r"model\.onnx is no ONNX file"):
+    with pytest.raises(CertificationError, match=r"model\.onnx is not an ONNX file"):
         parity.compare_all(bundle, source_of(notebook_subject.expected.reference))
 
 
@@ -406,11 +406,11 @@ def test_an_exporter_that_writes_another_eps_is_found(
     """Its mistake is in the fresh export too: the comparison with the Config finds it."""
 
     def mistaken(model: Transformer) -> Graph:
-        made = original(model)
-        nodes = made.proto.graph.node
+        source = original(model)
+        nodes = source.proto.graph.node
         norm = next(node for node in nodes if node.op_type == "LayerNormalization")
         next(item for item in norm.attribute if item.name == "epsilon").f = 1.2e-5
-        return made
+        return source
 
     original = all_graphs.export_body
     monkeypatch.setattr(all_graphs, "export_body", mistaken)

@@ -72,11 +72,11 @@ def checkpoint(class_name: str, folder: Path, **changed: Any) -> PreTrainedModel
         (folder / "modules.json").write_text(
             listed.replace("sentence_transformers.models.LogitScore", f"{package}.LogitScore")
         )
-        told = {"method": "forward", "method_output_name": "logits"}
+        modality = {"method": "forward", "method_output_name": "logits"}
         settings |= {
             "module_output_name": "causal_logits",
             "transformer_task": "text-generation",
-            "modality_config": {"text": told, "message": {**told, "format": "flat"}},
+            "modality_config": {"text": modality, "message": {**modality, "format": "flat"}},
         }
         write_settings(folder, "config_sentence_transformers.json", model_type="CrossEncoder")
     write_settings(folder, "sentence_bert_config.json", **settings)
@@ -97,8 +97,8 @@ def model(root: Path) -> PreTrainedModel:
 def client(root: Path, model: PreTrainedModel) -> Iterator[httpx.Client]:
     export(sources.checkpoint(root / "chat"), root / "bundles", "chat")
     service = inference_of(root / "bundles", invariance_check_share=0)
-    with client_of(service) as found:
-        yield found
+    with client_of(service) as chat_client:
+        yield chat_client
 
 
 def expected(model: PreTrainedModel, document: str) -> tuple[float, int]:
@@ -131,7 +131,7 @@ def test_a_long_document_is_cut_and_the_end_of_the_template_stays(client: httpx.
     assert answer["usage"]["prompt_tokens"] == LIMIT
     refused = client.post("/v1/rerank", json={"query": "pads " * 500, "documents": ["a"]})
     assert refused.status_code == 400
-    assert "the first leaves no room for it" in refused.text
+    assert "the first text leaves no room for it" in refused.text
 
 
 def test_a_pair_as_one_text() -> None:

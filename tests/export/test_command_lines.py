@@ -23,21 +23,21 @@ MODULE, PRESET = "--module mine:make", "--preset notebook"
 CHECKPOINT = "--checkpoint {texts}"
 ROWS = [
     (f"{PRESET} --name ../x", "name '../x'"),
-    (f"{PRESET} --version 1", "version 1 of notebook: is there already"),
+    (f"{PRESET} --version 1", "version 1 of notebook: it already exists"),
     (f"{PRESET} --version 0", "version 0 of notebook: 1 or more"),
-    (f"{PRESET} --check", "--check is of a checkpoint, not of a preset"),
-    (f"{PRESET} --weights x", "--weights is of a module of your own"),
+    (f"{PRESET} --check", "--check applies to checkpoints, not to presets"),
+    (f"{PRESET} --weights x", "--weights needs --module"),
     (
         f"{PRESET} --tokenizer-as-written",
-        "--tokenizer-as-written has no meaning for a preset: leave it out",
+        "--tokenizer-as-written has no effect for a preset: leave it out",
     ),
-    (f"{PRESET} --precision int4", "precision int4: fp32, fp16 and int8 are known, each at most"),
+    (f"{PRESET} --precision int4", "precision int4: it must be some of fp32, fp16 and int8, each"),
     (f"{PRESET} --precision int8,int8", "at most once"),
     (f"{PRESET} --precision fp32 --default-precision int8", "int8 is not among"),
-    (f"{PRESET} --as onnx --name x", "--name and --version are of a bundle"),
-    (f"{PRESET} --as onnx --lens", "--as onnx is of the packed layout, in fp32 and int8 alone"),
-    (f"{PRESET} --as onnx", "bundles is there already"),
-    (f"{PRESET} --sentence-embedding", "--sentence-embedding is of --as onnx"),
+    (f"{PRESET} --as onnx --name x", "--name and --version apply to bundles only"),
+    (f"{PRESET} --as onnx --lens", "--as onnx needs the packed layout and the precisions fp32 and"),
+    (f"{PRESET} --as onnx", "bundles already exists"),
+    (f"{PRESET} --sentence-embedding", "--sentence-embedding needs --as onnx"),
     # the notebook's largest weight is 16 x 64
     (f"{PRESET} --name own --precision int8", "int8 does not pay"),
     ("--checkpoint nowhere", "there is no folder nowhere"),
@@ -47,15 +47,15 @@ ROWS = [
         (f"{CHECKPOINT} --max-length={length}", f"--max-length {length}: 3 to 16 for this model")
         for length in (-1, 0, 2, 17)
     ),
-    ("--module mine", "--module mine: name it as package.module:function"),
+    ("--module mine", "--module mine: write it as package.module:function"),
     ("--module absent:make", "--module absent:make fails: ModuleNotFoundError"),
     ("--module mine:absent", "--module mine:absent fails: AttributeError"),
-    ("--module mine:nothing", "makes a int: a torch.nn.Module is needed"),
-    (f"{MODULE} --weights no.pt", "no.pt: there is no such file"),
+    ("--module mine:nothing", "returns a int: it must return a torch.nn.Module"),
+    (f"{MODULE} --weights no.pt", "no.pt: the file does not exist"),
     (f"{MODULE} --weights bad.pt", "Missing key(s) in state_dict"),
     (f"{MODULE} --weights evil.pt", "a pickle that wants .*: it is not"),
-    (f"{MODULE} --ignore x", "--ignore has no meaning for a module"),
-    ("--module tests.none:none --tokenizer-as-written", "-as-written has no meaning for a module"),
+    (f"{MODULE} --ignore x", "--ignore has no effect for a module"),
+    ("--module tests.none:none --tokenizer-as-written", "-as-written has no effect for a module"),
 ]
 
 

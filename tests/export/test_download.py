@@ -70,12 +70,12 @@ def test_only_what_is_read_is_downloaded_once(
     served: Hub, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for revision in ("main", COMMIT):
-        found = fetch(REPOSITORY, revision, served.url, tmp_path)
+        folder = fetch(REPOSITORY, revision, served.url, tmp_path)
         assert f"downloading {REPOSITORY}@{revision}\n" in capfd.readouterr().out
-        assert (found.repository, found.revision) == (REPOSITORY, COMMIT)
+        assert (folder.repository, folder.revision) == (REPOSITORY, COMMIT)
     assert sorted(served.sent) == READ
-    files = [path for path in found.folder.rglob("*") if path.is_file()]
-    assert sorted(path.relative_to(found.folder).as_posix() for path in files) == READ
+    files = [path for path in folder.folder.rglob("*") if path.is_file()]
+    assert sorted(path.relative_to(folder.folder).as_posix() for path in files) == READ
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_weights_are_chosen_by_folder(listed: list[str], expected: list[str]) ->
     ("name", "revision", "gated", "offline", "words"),
     [
         (REPOSITORY, "v9", False, False, "it has no revision 'v9'"),
-        ("org/other", "main", False, False, "no such repository there, no such folder here"),
+        ("org/other", "main", False, False, "neither the hub nor this machine has it"),
         (REPOSITORY, "main", True, False, "it is gated: ask for access on its page"),
         (REPOSITORY, "main", False, True, "HF_HUB_OFFLINE is set"),
         ("org/a--b", "main", False, False, "HFValidationError: "),

@@ -187,8 +187,8 @@ def test_verify_keeps_the_time_of_the_export_and_tells_of_other_bits(
     command.verify([str(path)])
     created = {"created": elsewhere["created"]}
     assert bundles.read(path).certificate == before | created
-    told = capsys.readouterr().out
-    assert "fp32 has other bits here than in the certificate of before, made on another" in told
+    output = capsys.readouterr().out
+    assert "fp32 has different bits here than in the previous certificate, from another" in output
 
 
 def test_a_head_may_share_the_token_embeddings() -> None:

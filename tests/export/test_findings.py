@@ -31,7 +31,7 @@ logits: 7 for each token: O, PER, ORG, LOC, MISC and 2 more
 tasks: tag
 pooling: the mean of its tokens, not normalized
 prompts: none
-texts: no, because there is no tokenizer.json in {folder}, and no vocabulary to make it of
+texts: no, because there is no tokenizer.json in {folder}, and no vocabulary to convert
 compared with: {program}: logits, activations of token ids
 weights: 0.0 MB of bfloat16 in model.safetensors
 ignored weights: pooler.dense.weight
@@ -146,7 +146,7 @@ def test_a_regression_is_answered_with_its_own_numbers(tmp_path: Path) -> None:
     model = made("BertForSequenceClassification", num_labels=1, problem_type="regression")
     facts = sources.checkpoint(save(model, tmp_path)).facts
     assert facts["regression"]
-    told = Manifest.model_construct(regression=facts["regression"], multi_label=False)
-    assert told.score_function == "none"
+    manifest = Manifest.model_construct(regression=facts["regression"], multi_label=False)
+    assert manifest.score_function == "none"
     assert Manifest.model_construct(regression=False, multi_label=True).score_function == "sigmoid"
     assert Manifest.model_construct(regression=False, multi_label=False).score_function is None

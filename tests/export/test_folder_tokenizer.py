@@ -38,11 +38,13 @@ def vocabulary(folder: Path) -> Ids:
 
 
 def byte_pairs(folder: Path) -> ByteLevelBPETokenizer:
-    made = ByteLevelBPETokenizer()
+    tokenizer = ByteLevelBPETokenizer()
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>"]
-    made.train_from_iterator(CORPUS, vocab_size=300, special_tokens=special, show_progress=False)
-    made.save_model(str(folder))
-    return made
+    tokenizer.train_from_iterator(
+        CORPUS, vocab_size=300, special_tokens=special, show_progress=False
+    )
+    tokenizer.save_model(str(folder))
+    return tokenizer
 
 
 def merges_with_ends(folder: Path) -> Ids:
@@ -114,8 +116,8 @@ def test_debertas_file_alone_gives_sentencepieces_ids(tmp_path: Path, lowers: bo
     ]
     meant = [[1, *original.encode(text.lower() if lowers else text), 2] for text in texts]
     assert served(tmp_path, texts, as_written=True) == meant
-    theirs = AutoTokenizer.from_pretrained(tmp_path)(texts)["input_ids"]
-    assert served(tmp_path, texts) == theirs != meant
+    expected_ids = AutoTokenizer.from_pretrained(tmp_path)(texts)["input_ids"]
+    assert served(tmp_path, texts) == expected_ids != meant
 
 
 def test_a_file_that_cannot_be_converted_is_refused_with_a_text(tmp_path: Path) -> None:
@@ -160,16 +162,16 @@ def test_a_tokenizer_that_makes_texts_very_much_longer_is_refused(
     where: str, tmp_path: Path
 ) -> None:
     vocabulary(tmp_path)
-    made = folder_tokenizer.load(tmp_path, {}).backend_tokenizer
+    tokenizer = folder_tokenizer.load(tmp_path, {}).backend_tokenizer
     replace = getattr(tokenizers, f"{where}s").Replace("a", "a" * 10)
     together = getattr(tokenizers, f"{where}s").Sequence
     for number, is_refused in ((3, False), (8, True)):
-        setattr(made, where, together([together([replace] * number)]))
-        made.save(str(tmp_path / "tokenizer.json"))
+        setattr(tokenizer, where, together([together([replace] * number)]))
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
         problem = growth_problem(Tokenizer.from_file(str(tmp_path / "tokenizer.json")))
         assert (problem is not None) == is_refused
     write_settings(tmp_path, folder_tokenizer.CONFIG, tokenizer_class="PreTrainedTokenizerFast")
-    with pytest.raises(CheckpointError, match=r"may make 1e\+08 characters of one"):
+    with pytest.raises(CheckpointError, match=r"may turn one character into 1e\+08"):
         folder_tokenizer.load(tmp_path, {})
 
 
@@ -193,7 +195,7 @@ def test_another_models_tokenizer_that_cannot_read_texts_is_refused(
     """Such as one without a token for what it does not know."""
     folder = checkpoint(tmp_path)
     Tokenizer(model).save(str(folder / "tokenizer.json"))
-    with pytest.raises(CheckpointError, match=r"cannot read every text: .*another model's"):
+    with pytest.raises(CheckpointError, match=r"cannot read every text: .*another model"):
         sources.checkpoint(folder)
 
 

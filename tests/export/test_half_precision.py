@@ -35,11 +35,11 @@ def scale(model: ModelProto, name: str, factor: float) -> None:
 
 def halved(preset: str, layout: str = "packed") -> ModelProto:
     """A preset's graph in fp16."""
-    made = to_half(exported(preset, layout))
-    proto = made.proto
+    half = to_half(exported(preset, layout))
+    proto = half.proto
     for item in proto.graph.initializer:
-        if item.name in made.values:
-            item.CopyFrom(numpy_helper.from_array(made.values[item.name], item.name))
+        if item.name in half.values:
+            item.CopyFrom(numpy_helper.from_array(half.values[item.name], item.name))
     return proto
 
 
@@ -47,8 +47,8 @@ def types(model: ModelProto) -> dict[str, int]:
     """The type of every value, as ONNX infers it."""
     graph = shape_inference.infer_shapes(model, strict_mode=True, check_type=True).graph
     infos = (*graph.input, *graph.value_info, *graph.output)
-    found = {info.name: info.type.tensor_type.elem_type for info in infos}
-    return found | {item.name: item.data_type for item in graph.initializer}
+    element_types = {info.name: info.type.tensor_type.elem_type for info in infos}
+    return element_types | {item.name: item.data_type for item in graph.initializer}
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,11 @@ def types(model: ModelProto) -> dict[str, int]:
 )
 def test_products_are_float16_and_statistics_and_outputs_are_not(preset: str, layout: str) -> None:
     model = halved(preset, layout)
-    found = types(model)
+    element_types = types(model)
     read = {
-        node.op_type: {found[name] for name in node.input if found.get(name) in (FLOAT, HALF)}
+        node.op_type: {
+            element_types[name] for name in node.input if element_types.get(name) in (FLOAT, HALF)
+        }
         for node in model.graph.node
     }
     assert read["Gemm"] == {HALF}
@@ -69,7 +71,7 @@ def test_products_are_float16_and_statistics_and_outputs_are_not(preset: str, la
     assert [entry.domain for entry in model.opset_import] == [""]  # standard operators alone
     for node in structure.nodes(model.graph):
         if node.op_type == "LayerNormalization":
-            assert [found[name] for name in node.output] == [HALF, FLOAT, FLOAT]
+            assert [element_types[name] for name in node.output] == [HALF, FLOAT, FLOAT]
             assert structure.attributes(node)["stash_type"] == FLOAT
         if node.op_type == "Attention":
             assert structure.attributes(node)["softmax_precision"] == FLOAT
@@ -135,7 +137,10 @@ def test_a_weight_that_is_too_large_is_refused() -> None:
     """The error names the weight, the place in it and its value."""
     body = exported("notebook")
     scale(body.proto, "blocks.0.ffn.up.bias", 1e9)
-    words = r"fp16 does not fit: blocks.0.ffn.up.bias\[\d+\] is -?\d.*, fp16 ends at 65504; leave"
+    words = (
+        r"does not fit into fp16: blocks.0.ffn.up.bias\[\d+\] is -?\d.*,"
+        r" the limit of fp16 is 65504; leave"
+    )
     with pytest.raises(HalfPrecisionError, match=words):
         to_half(body)
 

@@ -86,22 +86,22 @@ def test_an_export_of_what_changed_meanwhile_is_not_kept(
         if back:
             file.write_text(before)
 
-    with pytest.raises(StartupError, match="changed while it was exported"):
+    with pytest.raises(StartupError, match="changed during the export"):
         kept.bundle_of(str(folder), "fp32", root, Exporter(meanwhile=write))
     file.write_text(before)
-    found = kept.bundle_of(str(folder), "fp32", root, again := Exporter())
+    bundle_folder = kept.bundle_of(str(folder), "fp32", root, again := Exporter())
     assert len(again.commands) == 1
-    assert {path.name for path in root.iterdir()} == {found.parent.name, "folders", "locks"}
+    assert {path.name for path in root.iterdir()} == {bundle_folder.parent.name, "folders", "locks"}
 
 
 @pytest.mark.parametrize("damage", ['{"source": {"weights": {"a": "of others"}}}', "{", "[1]", ""])
 def test_a_kept_bundle_that_is_not_what_was_exported_is_exported_again(
     damage: str, folder: Path, tmp_path: Path
 ) -> None:
-    found = kept.bundle_of(str(folder), "fp32", tmp_path / "kept", Exporter())
-    (found / "1" / "manifest.json").write_text(damage)
+    bundle_folder = kept.bundle_of(str(folder), "fp32", tmp_path / "kept", Exporter())
+    (bundle_folder / "1" / "manifest.json").write_text(damage)
     again = Exporter()
-    assert kept.bundle_of(str(folder), "fp32", tmp_path / "kept", again) == found
+    assert kept.bundle_of(str(folder), "fp32", tmp_path / "kept", again) == bundle_folder
     assert len(again.commands) == 1
 
 
@@ -121,7 +121,7 @@ def test_links_out_of_the_folder_are_refused(name: str, folder: Path, tmp_path: 
     elsewhere = tmp_path / "elsewhere"
     (folder / name).rename(elsewhere)
     (folder / name).symlink_to(elsewhere)
-    with pytest.raises(StartupError, match=f"{name} is a link to {elsewhere}, out of the folder"):
+    with pytest.raises(StartupError, match=f"{name} is a link to {elsewhere}, outside the folder"):
         kept.bundle_of(str(folder), "fp32", tmp_path / "kept", export := Exporter())
     assert not export.commands
 
@@ -164,22 +164,25 @@ def test_large_files_are_hashed_once_and_it_is_said(
 ) -> None:
     """Once while their times stay; again where a later writing could have had the same time."""
     os.truncate(folder / "model.safetensors", kept.LONG_BYTES)  # without blocks on the disk
-    said, line = list[str](), f"hashing 0.5 GiB of {folder}: not again while the files stay"
+    messages, line = (
+        list[str](),
+        f"hashing 0.5 GiB of {folder}, which is not repeated until the files change",
+    )
 
     def find() -> None:
-        said.clear()
+        messages.clear()
         now_ns = (folder / "model.safetensors").stat().st_ctime_ns + 10**12 * is_old
         kept.bundle_of(
-            str(folder), "fp32", tmp_path / "kept", Exporter(), said.append, lambda: now_ns
+            str(folder), "fp32", tmp_path / "kept", Exporter(), messages.append, lambda: now_ns
         )
 
     find()
-    assert said[0] == line
+    assert messages[0] == line
     find()
-    assert said == ([] if is_old else [line])
+    assert messages == ([] if is_old else [line])
     os.utime(folder / "model.safetensors")
     find()
-    assert said == [line]
+    assert messages == [line]
 
 
 def test_older_exports_of_a_folder_go(folder: Path, tmp_path: Path) -> None:
@@ -234,10 +237,10 @@ def test_two_starts_export_once(folder: Path, tmp_path: Path) -> None:
         assert go_on.wait(60)
         export(words)
 
-    found = list[Path]()
+    folders = list[Path]()
 
     def start(run: Callable[[Sequence[str]], None], say: Callable[[str], None]) -> None:
-        found.append(kept.bundle_of(str(folder), "fp32", tmp_path / "kept", run, say))
+        folders.append(kept.bundle_of(str(folder), "fp32", tmp_path / "kept", run, say))
 
     threads = [threading.Thread(target=start, args=(slowly, print))]
     threads[0].start()
@@ -249,7 +252,7 @@ def test_two_starts_export_once(folder: Path, tmp_path: Path) -> None:
     for thread in threads:
         thread.join(60)
     assert len(export.commands) == 1
-    assert found[0] == found[1]
+    assert folders[0] == folders[1]
 
 
 def test_a_bundle_is_not_taken_for_a_checkpoint(tmp_path: Path) -> None:
@@ -267,7 +270,7 @@ def test_a_bundle_is_not_taken_for_a_checkpoint(tmp_path: Path) -> None:
 def test_a_precision_is_of_models_that_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         serve(["--bundles", "bundles", "--precision", "int8"])
-    assert "--precision is of models that are named; bundles have" in capsys.readouterr().err
+    assert "--precision applies only to models on the command line" in capsys.readouterr().err
 
 
 def test_who_has_no_home_is_told_what_to_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,14 +297,14 @@ def test_a_name_is_served_and_again_without_the_hub(tmp_path: Path) -> None:
     (tmp_path / "repository").mkdir()
     (tmp_path / "temporary").mkdir()
     words = [REPOSITORY, "--kept", str(tmp_path / "kept")]
-    own = {"HF_HOME": str(tmp_path / "hub"), "ADDNORM_CACHE_BYTES": "0"}
-    own["TMPDIR"] = str(tmp_path / "temporary")
+    environment = {"HF_HOME": str(tmp_path / "hub"), "ADDNORM_CACHE_BYTES": "0"}
+    environment["TMPDIR"] = str(tmp_path / "temporary")
     body, answers = {"input": ["the same text"]}, []
     with hub(checkpoint(tmp_path / "repository")) as served:
-        own["HF_ENDPOINT"] = served.url
-        answers += _answers(words, own, body)
+        environment["HF_ENDPOINT"] = served.url
+        answers += _answers(words, environment, body)
     os.rename(tmp_path / "hub", tmp_path / "gone")
-    answers += _answers(words, own, body)
+    answers += _answers(words, environment, body)
     assert answers[0] == answers[1] == answers[2] == answers[3]
     assert [path.read_text() for path in (tmp_path / "kept" / "commits").iterdir()] == [COMMIT]
 

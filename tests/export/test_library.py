@@ -58,9 +58,9 @@ def classifier(seed: int = 0, **heads: HeadConfig) -> Transformer:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tokenizer alone."""
-    found = tmp_path_factory.mktemp("tokenizer")
-    tokenizer().save(str(found / "tokenizer.json"))
-    return found
+    tokenizer_folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer().save(str(tokenizer_folder / "tokenizer.json"))
+    return tokenizer_folder
 
 
 @pytest.fixture(scope="module")
@@ -114,9 +114,11 @@ def test_verify_knows_the_model_again(bundle: Bundle, folder: Path) -> None:
     assert verify_bundle(bundle.path, classifier(), tokenizer=folder).ref == "own/1"
     again = json.loads(certificate.read_text())
     assert {**again, "created": before["created"]} == before
-    with pytest.raises(ExportError, match=r"own/1 was made from .*'sha256': '.*, this is "):
+    with pytest.raises(
+        ExportError, match=r"own/1 was exported from .*'sha256': '.*, but this model is "
+    ):
         verify_bundle(bundle.path, classifier(seed=1), tokenizer=folder)
-    with pytest.raises(ExportError, match="own/1 takes texts: name the folder of its tokenizer"):
+    with pytest.raises(ExportError, match="own/1 takes texts: give the folder of its tokenizer"):
         verify_bundle(bundle.path, classifier())
     with pytest.raises(SystemExit, match=r"made of a Dropping in memory.*export\.verify_bundle\("):
         command.verify([str(bundle.path)])
@@ -138,49 +140,49 @@ def test_a_server_may_refuse_what_was_compared_with_itself(bundle: Bundle, tmp_p
 REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "another kind": (lambda: nn.Conv2d(1, 2, 3), {}, "Conv2d: the module fails on a sequence of"),
     "no module": (lambda: 3, {}, "the model is a int, an addnorm"),
-    "a Config": (classifier, {"config": {"max_positions": 9}}, "max_positions has no meaning"),
+    "a Config": (classifier, {"config": {"max_positions": 9}}, "max_positions has no effect"),
     "float64": (lambda: classifier().double(), {}, r"tokens\.weight is torch\.float64, torch\.fl"),
     "half a model": (lambda: classifier().to("meta"), {}, "it is on the device meta"),
     "not finite": (lambda: broken(classifier()), {}, r"tokens\.weight\[0, 0\] is nan"),
     "an unknown head": (lambda: classifier(scores=HeadConfig("first", 2)), {},
-                        "there is a head 'scores': heads can make logits, pooled, token_vectors"),
+                        "there is a head 'scores', but the possible heads are logits"),
     "a foreign head": (lambda: with_head(classifier(), nn.Linear(16, 3)), {},
-                       r"heads\.logits is not of the model's Config"),
+                       r"heads\.logits is not in the model's Config"),
     "a pooled head of other vectors": (lambda: classifier(pooled=HeadConfig("first", 8)), {},
-                                       "picks 'first', pooling is 'mean'"),
+                                       "picks 'first', but pooling is 'mean'"),
     "too few labels": (classifier, {"labels": ["a", "b"]}, "2 labels, the head has 3 logits"),
-    "a text for labels": (classifier, {"labels": "abc"}, "'abc': a list of strings is needed"),
+    "a text for labels": (classifier, {"labels": "abc"}, "'abc': it must be a list of strings"),
     "labels of nothing": (lambda: classifier(token_vectors=HeadConfig("every", 4)),
-                          {"labels": LABELS}, "labels are of logits, and the model has no such"),
+                          {"labels": LABELS}, "labels need logits, but the model has no such"),
     "pooling": (classifier, {"pooling": "cls"}, "pooling 'cls': mean, first, last, max"),
-    "precision": (classifier, {"precisions": ["fp8"]}, "precision fp8: fp32, fp16 and int8 are "),
+    "precision": (classifier, {"precisions": ["fp8"]}, "precision fp8: it must be some of"),
     "version": (classifier, {"version": 0}, "version 0 of own: 1 or more"),
     "name": (classifier, {"name": "a/b"}, "name 'a/b'"),
     "no such tokenizer": (classifier, {"tokenizer": "nowhere"}, r"no tokenizer\.json in nowhere"),
     "vocabulary, nothing": (OwnLayers, {"vocabulary": {}},
-                            "vocabulary is a dict of characters or words to token ids"),
+                            "vocabulary must be a dict from characters or words to token ids"),
     "vocabulary, below 0": (OwnLayers, {"vocabulary": {"a": -1}},
-                            "vocabulary has 'a': -1: a text and an id of 0 or more"),
+                            "vocabulary has 'a': -1: each entry must be a text with"),
     "vocabulary, no id": (OwnLayers, {"vocabulary": {"a": "b"}}, "vocabulary has 'a': 'b'"),
     "vocabulary, one id": (OwnLayers, {"vocabulary": {"a": 1, "b": 1}},
-                           "vocabulary gives one id to several entries"),
+                           "vocabulary has several entries with the same id"),
     "vocabulary, words": (OwnLayers, {"vocabulary": {"the": 1}},
-                          "vocabulary of words has no entry for the others: add one such as <unk>"),
+                          "vocabulary of words has no entry for unknown words: add one"),
     "vocabulary and tokenizer": (OwnLayers, {"vocabulary": {"a": 1}, "tokenizer": "nowhere"},
-                                 "tokenizer and vocabulary are set"),
+                                 "tokenizer and vocabulary are both set"),
     "a saved model with a reference": (lambda: made("BertModel"), {"reference": nn.Identity()},
-                                       "reference has no meaning for a BertModel"),
+                                       "reference has no effect for a BertModel"),
     "what only saves itself": (lambda: Mock(spec=["save_pretrained"]), {},
                                "save it with save_pretrained"),
-    "config: a field": (NanoGPT, {"config": {"n_heads": 2}}, "config names n_heads: of a module"),
+    "config: a field": (NanoGPT, {"config": {"n_heads": 2}}, "config has n_heads: for a module"),
     "config: a limit": (NanoGPT, {"config": {"max_positions": T + 1}},
-                        f"config says max_positions {T + 1}, the module takes {T}"),
+                        f"config has max_positions {T + 1}, the limit of the module is {T}"),
     "a convolution": (Convolution, {"as_it_is": False},
-                      r"convolution, at .* is an operator of no part that is"
-                      r" known.* Ways on: reference=lambda ids"),
+                      r"convolution, at .* is an operator of an unknown"
+                      r" part.* To go on, set reference=lambda ids"),
     "across tokens": (AcrossTokens, {"as_it_is": False},
-                      "norm: a token's row depends on others' rows, so tokens are mixed.*"
-                      " Ways on: reference=lambda ids"),
+                      "norm: a token's row depends on the rows of other tokens.*"
+                      " To go on, set reference=lambda ids"),
 }  # fmt: skip
 
 

@@ -86,8 +86,12 @@ def test_vectors_are_pooled_and_normalized_inside(exported: Path, name: str) -> 
     np.testing.assert_allclose(vectors, means, atol=1e-6)
     ids = np.random.default_rng(0).integers(1, 20, mask.shape)
     for index, real in enumerate(mask != 0):
-        own = ids[index : index + 1, real]
-        cells = {"input_ids": own, "attention_mask": own * 0 + 1, "token_type_ids": own * 0}
+        alone_ids = ids[index : index + 1, real]
+        cells = {
+            "input_ids": alone_ids,
+            "attention_mask": alone_ids * 0 + 1,
+            "token_type_ids": alone_ids * 0,
+        }
         alone = session(exported, name).run(None, cells)
         assert alone[0][0].tobytes() == rows[index][real].tobytes()
         assert alone[1][0].tobytes() == vectors[index].tobytes()
@@ -97,11 +101,11 @@ def test_it_is_a_checkpoint_with_the_same_fingerprint(exported: Path, tmp_path: 
     command.export([
         f"{exported}", "--precision", "fp32,int8", "--out", f"{tmp_path}",
     ])  # fmt: skip
-    own, again = (
+    certificate, again = (
         json.loads((folder / "certificate.json").read_text())
         for folder in (exported, tmp_path / "mine" / "1")
     )
-    assert own["fingerprint"] == again["fingerprint"]
+    assert certificate["fingerprint"] == again["fingerprint"]
 
 
 def test_names_are_those_that_programs_with_an_onnx_backend_know(
@@ -109,8 +113,8 @@ def test_names_are_those_that_programs_with_an_onnx_backend_know(
 ) -> None:
     """transformers 5 and sentence-transformers 6 write others, and have no such backend."""
     folder = Path(shutil.copytree(checkpoint, tmp_path / "new"))
-    known = (folder / "modules.json").read_text()
-    new = known
+    modules_text = (folder / "modules.json").read_text()
+    new = modules_text
     for name in ("base.modules.transformer.Transformer", "base.modules.normalize.Normalize",
                  "sentence_transformer.modules.pooling.Pooling"):  # fmt: skip
         new = new.replace(f"models.{name.split('.')[-1]}", name)
@@ -119,7 +123,7 @@ def test_names_are_those_that_programs_with_an_onnx_backend_know(
     config = {"tokenizer_class": "TokenizersBackend"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     out = onnx_folder.export(sources.checkpoint(folder), tmp_path / "mine")
-    assert (out / "modules.json").read_text() == known
+    assert (out / "modules.json").read_text() == modules_text
     written = json.loads((out / "tokenizer_config.json").read_text())
     assert written["tokenizer_class"] == "PreTrainedTokenizerFast"
     command.verify([f"{out}"])
@@ -141,7 +145,7 @@ def test_files_say_what_is_certified(checkpoint: Path, tmp_path: Path) -> None:
     assert written["padding"] == as_written["padding"]
     config = json.loads((out / "tokenizer_config.json").read_text())
     assert config["model_max_length"] == source.texts.max_text_tokens == 7
-    assert "Texts are cut at 7 tokens" in (out / "onnx" / "README.md").read_text()
+    assert "Texts are truncated to 7 tokens" in (out / "onnx" / "README.md").read_text()
     command.verify([f"{out}"])
     (out / "onnx" / "model_q4.onnx").touch()
     with pytest.raises(SystemExit, match=r"model_q4\.onnx is not in the certificate"):
@@ -165,7 +169,7 @@ def test_of_two_exports_at_once_one_is_refused(checkpoint: Path, tmp_path: Path)
         with pytest.raises(UsageError, match="is being written by another export"):
             onnx_folder.export(source, out)
     assert [file.name for file in out.iterdir()] == ["first"]
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         onnx_folder.export(source, out)
 
 
@@ -179,7 +183,7 @@ def test_what_a_killed_export_left_is_removed(tmp_path: Path) -> None:
 
 def test_a_folder_within_its_checkpoint_is_refused(checkpoint: Path) -> None:
     source = sources.checkpoint(checkpoint)
-    with pytest.raises(UsageError, match="lies within the checkpoint"):
+    with pytest.raises(UsageError, match="lies in the checkpoint"):
         onnx_folder.export(source, checkpoint / "sub")
 
 
@@ -259,9 +263,9 @@ def test_spans_have_the_names_of_question_answering(tmp_path: Path) -> None:
     ids = torch.tensor(np.random.default_rng(0).integers(1, 20, mask.shape))
     with torch.no_grad():
         author = BertForQuestionAnswering.from_pretrained(model).eval()
-        own = author(input_ids=ids, attention_mask=torch.tensor(mask))
-    for found, meant in ((start, own.start_logits), (end, own.end_logits)):
-        np.testing.assert_allclose(found[mask > 0], meant.numpy()[mask > 0], atol=1e-5)
+        expected = author(input_ids=ids, attention_mask=torch.tensor(mask))
+    for logits, meant in ((start, expected.start_logits), (end, expected.end_logits)):
+        np.testing.assert_allclose(logits[mask > 0], meant.numpy()[mask > 0], atol=1e-5)
 
 
 def test_a_module_of_ones_own_is_verified_with_it(tmp_path: Path) -> None:
@@ -270,7 +274,7 @@ def test_a_module_of_ones_own_is_verified_with_it(tmp_path: Path) -> None:
     path = export_onnx(module, tmp_path / "own", sentence_embedding=True, pooling="max")
     assert isinstance(onnx_folder.read(path), OnnxFolder)
     verify_onnx(path, module, pooling="max")
-    with pytest.raises(ExportError, match="was made from"):
+    with pytest.raises(ExportError, match="was exported from"):
         verify_onnx(path, OwnLayers(), pooling="max")
     with pytest.raises(SystemExit, match="verify_onnx"):
         command.verify([f"{path}"])
@@ -280,9 +284,9 @@ def test_a_module_of_ones_own_is_verified_with_it(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"precisions": ["fp16"]}, "in fp32 and int8 alone"),
-        ({"sentence_embedding": True}, "sentence_embedding is of embedders"),
+        ({"sentence_embedding": True}, "sentence_embedding is possible for embedding models only"),
         ({"unknown": 1}, "there is no option unknown"),
-        ({"precisions": "fp32"}, "precisions is 'fp32': a list is needed"),
+        ({"precisions": "fp32"}, "precisions is 'fp32': it must be a list"),
     ],
 )
 def test_what_has_no_name_there_is_refused(

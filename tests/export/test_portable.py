@@ -104,14 +104,14 @@ def test_a_norm_of_another_square_and_keys_of_another_head_are_found(
     roots = {node.output[0] for node in twin.proto.graph.node if node.op_type == "Sqrt"}
     scaled = next(node for node in twin.proto.graph.node if {*node.input} & roots)
     scaled.input[0] = "tokens.weight"
-    found = "; ".join(attributes.body(twin, SHARED, "fp32", portable=True))
-    assert "is not divided by the root of its mean square" in found
+    differences = "; ".join(attributes.body(twin, SHARED, "fp32", portable=True))
+    assert "is not divided by the root of its mean square" in differences
     twin = graphs["shared keys"].copy()
     for item in twin.proto.graph.initializer:
         if item.name == "portable.[[0],[0],[1],[1]]":
             item.raw_data = np.array([[0], [1], [0], [1]]).tobytes()
-    found = "; ".join(attributes.body(twin, SHARED, "fp32", portable=True))
-    assert "heads of queries read the keys [0, 1, 0, 1]" in found
+    differences = "; ".join(attributes.body(twin, SHARED, "fp32", portable=True))
+    assert "heads of queries read the keys [0, 1, 0, 1]" in differences
 
 
 def distances(**fields: Any) -> dict[str, Any]:
@@ -155,8 +155,8 @@ def test_what_a_graph_computes_is_read_back(
 ) -> None:
     graph, config = graphs[name], NAMED[name]
     assert [*attributes.body(graph, config, "fp32", portable=True)] == []
-    found = attributes.body(graph, replace(config, **changed), "fp32", portable=True)
-    assert re.search(message, "; ".join(found))
+    differences = attributes.body(graph, replace(config, **changed), "fp32", portable=True)
+    assert re.search(message, "; ".join(differences))
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -230,12 +230,12 @@ def same_alone_and_together(config: Config, lengths: list[int]) -> None:
     run, given = session(graph).run, grid(lengths)
     with torch.no_grad():
         expected = model(*map(torch.from_numpy, given.values()))
-    made = run(None, given)
-    for ours, theirs in zip(made, expected, strict=True):
+    rows = run(None, given)
+    for ours, theirs in zip(rows, expected, strict=True):
         assert np.abs(ours - theirs.numpy()).max() <= 1e-5 * np.abs(theirs.numpy()).max()
     for index, length in enumerate(lengths):
         alone = run(None, {name: x[index : index + 1, :length] for name, x in given.items()})
-        for one, all_of_them in zip(alone, made, strict=True):
+        for one, all_of_them in zip(alone, rows, strict=True):
             assert one[0].tobytes() == all_of_them[index, :length].tobytes()
 
 
@@ -304,8 +304,8 @@ def lowest_exponents(graph: Graph, given: dict[str, np.ndarray]) -> list[float]:
         body.output.append(helper.make_empty_tensor_value_info(f"{scan.name}.seen"))
         scan.output.append(f"{scan.name}.power")
         probe.proto.graph.output.append(helper.make_empty_tensor_value_info(scan.output[-1]))
-    made = session(probe).run(None, given)
-    return [float(x.min()) for x in made[len(graph.proto.graph.output) :]]
+    rows = session(probe).run(None, given)
+    return [float(x.min()) for x in rows[len(graph.proto.graph.output) :]]
 
 
 def test_scores_far_apart_are_clipped_where_they_are_and_change_no_bit() -> None:
@@ -343,8 +343,8 @@ def test_a_clip_at_another_number_and_one_of_masked_scores_are_found(
     assert [*attributes.body(far, SMALL, "fp32", portable=True)] == []
     item = next(item for item in far.proto.graph.initializer if item.name == "portable.-87.0")
     item.CopyFrom(numpy_helper.from_array(np.array(-8, np.float32), item.name))
-    found = "; ".join(attributes.body(far, SMALL, "fp32", portable=True))
-    assert "clips scores at another number than -87.0" in found
+    differences = "; ".join(attributes.body(far, SMALL, "fp32", portable=True))
+    assert "clips scores at a number other than -87.0" in differences
     masked = graphs["shared keys"].copy()
     masked.proto.graph.initializer.append(
         numpy_helper.from_array(np.array(-87, np.float32), "floor")
@@ -355,5 +355,5 @@ def test_a_clip_at_another_number_and_one_of_masked_scores_are_found(
     clip = helper.make_node("Clip", [power.input[0], "floor"], ["clipped"], "clip")
     body.node.insert([*body.node].index(power), clip)
     power.input[0] = "clipped"
-    found = "; ".join(attributes.body(masked, SHARED, "fp32", portable=True))
-    assert "is of masked scores that are clipped" in found
+    differences = "; ".join(attributes.body(masked, SHARED, "fp32", portable=True))
+    assert "takes masked scores that are clipped" in differences

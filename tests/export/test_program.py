@@ -111,7 +111,7 @@ def test_a_file_of_texts_is_part_of_the_certificate(text_checkpoint: Path, tmp_p
         command.verify([path, *named[:2]])
     command.verify([path, *named])
     file.write_text("\n")
-    with pytest.raises(SystemExit, match="it is empty; a text a line is needed"):
+    with pytest.raises(SystemExit, match="the file is empty; it needs one text per line"):
         command.verify([path, *named])
 
 
@@ -119,8 +119,8 @@ def test_a_server_may_refuse_what_was_compared_with_our_own_reading(
     text_checkpoint: Path, tmp_path: Path
 ) -> None:
     named = ["--checkpoint", str(text_checkpoint)]
-    own = ["--reference", "none", "--name", "own", "--out", str(tmp_path)]
-    command.export([*named, *own])
+    options = ["--reference", "none", "--name", "own", "--out", str(tmp_path)]
+    command.export([*named, *options])
     bundle = bundles.read(tmp_path / "own" / "1")
     assert bundle.compared_with == {"kind": "own reading", "name": "Addnorm's own reading"}
     loader.load(bundle, Settings())
@@ -170,19 +170,19 @@ def test_trusted_code_is_what_the_model_must_equal(own_code: Path, tmp_path: Pat
     other = shutil.copytree(own_code, tmp_path / "other")
     for folder, factor in ((own_code, 1), (other, 1.1)):
         (folder / "mine.py").write_text(CODE.format(factor=factor))
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", CHECK, own_code, other],
         env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")},
         stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
-    right, wrong = (line for line in found.stdout.splitlines() if line.startswith("ENDED"))
+    right, wrong = (line for line in process.stdout.splitlines() if line.startswith("ENDED"))
     assert right == "ENDED well"
-    assert "is not the reference: activations" in wrong
+    assert "differs from the reference: for " in wrong
 
 
 def test_a_program_that_answers_at_random_is_refused() -> None:
     """Its own cache must not hand out the first answer twice."""
     model = made("BertModel").eval()
     model.embeddings.register_forward_hook(lambda _, __, rows: rows + 0.1 * torch.randn_like(rows))
-    with pytest.raises(ProgramError, match="gives two answers to one sequence"):
+    with pytest.raises(ProgramError, match="gives two different answers to the same sequence"):
         Program(model).rows([1, 2, 3], [0, 0, 0])

@@ -174,7 +174,7 @@ def test_int8_of_an_older_exporter(bundle: Bundle, expected: Expected, tmp_path:
     (older.path / bundles.MANIFEST).write_text(json.dumps(manifest))
     older = bundles.read_uncertified(older.path)
     assert not older.manifest.int8.fits_16_bits
-    refused(older, expected, "an older exporter made its int8, which is served as before")
+    refused(older, expected, "an older version of addnorm wrote its int8 graph")
     check(Model(older))
 
 
@@ -192,7 +192,7 @@ def test_int8_with_its_table_of_tokens_in_float32(
         product.CopyFrom(helper.make_node("Gather", [quantizing.TABLE, read.input[1]], [rows]))
 
     older = tampered(bundle, tmp_path, change)
-    refused(older, expected, "an older exporter made its int8, which is served as before")
+    refused(older, expected, "an older version of addnorm wrote its int8 graph")
     check(Model(older))
 
 
@@ -207,12 +207,12 @@ def scale_per_tensor(model: ModelProto) -> None:
     for node in model.graph.node:
         nodes.append(node)
         if node.op_type == "Max" and node.output[0].endswith(".s"):
-            s, own = node.output[0], f"{node.output[0]}.own"
-            node.output[0] = own
+            s, copy_name = node.output[0], f"{node.output[0]}.own"
+            node.output[0] = copy_name
             nodes += [
-                helper.make_node("ReduceMax", [own], [f"{own}.largest"], keepdims=1),
-                helper.make_node("Shape", [own], [f"{own}.shape"]),
-                helper.make_node("Expand", [f"{own}.largest", f"{own}.shape"], [s]),
+                helper.make_node("ReduceMax", [copy_name], [f"{copy_name}.largest"], keepdims=1),
+                helper.make_node("Shape", [copy_name], [f"{copy_name}.shape"]),
+                helper.make_node("Expand", [f"{copy_name}.largest", f"{copy_name}.shape"], [s]),
             ]
     del model.graph.node[:]
     model.graph.node.extend(nodes)

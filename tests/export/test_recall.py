@@ -43,17 +43,17 @@ def kept(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def test_matrices_stay_fp32_until_int8_finds_the_share(kept: Bundle, source: Source) -> None:
     """The certificate says which, and has the share among its checks."""
     assert kept.certificate
-    told, in_fp32 = kept.certificate["recall"], kept.manifest.int8.float_weights
-    assert told["shared"] == told["at_least"] == 1
-    assert (told["texts"], told["in_fp32"]) == (len(TEXTS), [*in_fp32])
+    recall_record, in_fp32 = kept.certificate["recall"], kept.manifest.int8.float_weights
+    assert recall_record["shared"] == recall_record["at_least"] == 1
+    assert (recall_record["texts"], recall_record["in_fp32"]) == (len(TEXTS), [*in_fp32])
     constants = model_file.load(kept.graph("int8")).constants()
-    assert 0 < len(in_fp32) < told["matrices"] == len(in_fp32) + len(read_parts(constants))
+    assert 0 < len(in_fp32) < recall_record["matrices"] == len(in_fp32) + len(read_parts(constants))
     state = source.model.state_dict()
     for name in in_fp32:
         assert constants[name].tobytes() == state[name].numpy().tobytes()
-    (check,) = (each for each in kept.certificate["checks"] if each["case"] == "--texts")
-    assert check["difference"] == pytest.approx(1 - told["shared"])
-    assert kept.recall == told
+    (check,) = (check for check in kept.certificate["checks"] if check["case"] == "--texts")
+    assert check["difference"] == pytest.approx(1 - recall_record["shared"])
+    assert kept.recall == recall_record
 
 
 def test_int8_that_is_worse_fails_with_the_figure(
@@ -67,10 +67,13 @@ def test_int8_that_is_worse_fails_with_the_figure(
     (levels,) = (item for item in graph.proto.graph.initializer if item.name == "int8.levels")
     levels.CopyFrom(numpy_helper.from_array(np.array(7, np.float32), levels.name))
     model_file.save(graph, folder / "model.int8.onnx")
-    told = kept.manifest.model_dump(exclude={"files", "format"})
-    worse = bundles.write_manifest(folder, told)
+    fields = kept.manifest.model_dump(exclude={"files", "format"})
+    worse = bundles.write_manifest(folder, fields)
     expected = Expected.export(source.in_layout("padded"), kept.manifest)
-    words = r"int8 shares \d\d\.\d\d% of the 10 nearest of \d+ texts with fp32, to keep is 1$"
+    words = (
+        r"int8 shares \d\d\.\d\d% of the 10 nearest neighbours among \d+ texts with fp32,"
+        r" required are 100\.00%$"
+    )
     with pytest.raises(CertificationError, match=words):
         recall.certify(worse, expected.graphs.body, TEXTS)
 
@@ -80,23 +83,25 @@ def test_what_holds_already_keeps_nothing(source: Source, tmp_path: Path) -> Non
     files = []
     for share in (0.5, None):
         wishes = replace(source.wishes, precisions=("int8",), keep_recall=share)
-        made = export(replace(source, wishes=wishes), tmp_path / str(share), "wide")
-        assert made.manifest.int8.float_weights == ()
-        assert (made.recall is None) == (share is None)
-        files.append([made.manifest.files[name] for name in ("model.int8.onnx", RANGES)])
-        assert ("keep_recall" in (made.path / bundles.MANIFEST).read_text()) == (share is not None)
+        bundle = export(replace(source, wishes=wishes), tmp_path / str(share), "wide")
+        assert bundle.manifest.int8.float_weights == ()
+        assert (bundle.recall is None) == (share is None)
+        files.append([bundle.manifest.files[name] for name in ("model.int8.onnx", RANGES)])
+        assert ("keep_recall" in (bundle.path / bundles.MANIFEST).read_text()) == (
+            share is not None
+        )
     assert files[0] == files[1]
 
 
 def test_a_model_in_memory_keeps_it_among_its_samples(source: Source, tmp_path: Path) -> None:
     """The library's words for it are the command's."""
     options = {"tokenizer": source.folder, "samples": TEXTS}
-    made = export_bundle(
+    bundle = export_bundle(
         source.model, tmp_path, "own", precisions=["int8"], keep_recall=0.5, **options
     )
-    assert made.recall
-    assert made.recall["at_least"] == 0.5
-    with pytest.raises(ExportError, match="takes 50 texts that differ: of yours 0 do"):
+    assert bundle.recall
+    assert bundle.recall["at_least"] == 0.5
+    with pytest.raises(ExportError, match="needs at least 50 distinct texts, yours are 0"):
         export_bundle(
             source.model, tmp_path, "few", precisions=["int8"], keep_recall=0.5,
             tokenizer=source.folder,
@@ -128,17 +133,17 @@ def test_matrices_stay_fp32_until_the_certificate_passes(num_needed: int) -> Non
         return "" if len(in_fp32) >= num_needed else "a norm is too far"
 
     texts = [str(index) for index in range(60)]
-    found = recall.choose(trials, texts, 0.9, failure)  # type: ignore[arg-type]
-    assert found == trials.names[:num_needed]
+    weights = recall.choose(trials, texts, 0.9, failure)  # type: ignore[arg-type]
+    assert weights == trials.names[:num_needed]
     assert len(tried) <= 7
     with pytest.raises(CertificationError, match=r"with one matrix in int8, never"):
         recall.choose(trials, texts, 0.9, lambda _: "never")  # type: ignore[arg-type]
 
 
 def test_a_recall_that_cannot_be_is_refused(source: Source) -> None:
-    with pytest.raises(UsageError, match="recall is kept by int8: the precisions are fp32"):
+    with pytest.raises(UsageError, match="keep_recall needs int8, but the precisions are fp32"):
         Wishes(keep_recall=0.9)
-    with pytest.raises(UsageError, match=r"recall 1\.5: a share above 0, at most 1, is kept"):
+    with pytest.raises(UsageError, match=r"keep_recall is 1\.5, but must be above 0 and at most 1"):
         Wishes(precisions=("int8",), keep_recall=1.5)
-    with pytest.raises(UsageError, match="takes 50 texts that differ: of yours 2 do"):
+    with pytest.raises(UsageError, match="needs at least 50 distinct texts, yours are 2"):
         recall.texts_to_search(["a", "b", "a", ("a", "b")])

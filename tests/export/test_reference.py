@@ -72,14 +72,14 @@ def port(theirs: Encoder, config: Config) -> Transformer:
 
 
 def test_a_right_port_is_compared_with_its_module_which_stays_as_it_was(tmp_path: Path) -> None:
-    theirs = Encoder().train()
-    model, before = port(theirs, CONFIG), copy.deepcopy(theirs.state_dict())
+    encoder = Encoder().train()
+    model, before = port(encoder, CONFIG), copy.deepcopy(encoder.state_dict())
     state = torch.get_rng_state()
-    bundle = export_bundle(model, tmp_path, "own", reference=theirs)
-    assert theirs.training
-    assert theirs.encoder.training
+    bundle = export_bundle(model, tmp_path, "own", reference=encoder)
+    assert encoder.training
+    assert encoder.encoder.training
     assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(before[name], tensor) for name, tensor in theirs.state_dict().items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in encoder.state_dict().items())
     assert bundle.certificate
     record = bundle.certificate["compared_with"]
     assert (record["kind"], record["name"], record["output"]) == (
@@ -88,8 +88,8 @@ def test_a_right_port_is_compared_with_its_module_which_stays_as_it_was(tmp_path
     cases = {check["case"] for check in bundle.certificate["checks"]}
     assert {"reference, ragged", "reference, pads left", "reference, length 1"} <= cases
     with pytest.raises(ExportError, match="own/1 was compared with the reference Encoder: name it"):
-        verify_bundle(bundle.path, port(theirs, CONFIG))
-    again = verify_bundle(bundle.path, port(theirs, CONFIG), reference=theirs)
+        verify_bundle(bundle.path, port(encoder, CONFIG))
+    again = verify_bundle(bundle.path, port(encoder, CONFIG), reference=encoder)
     assert again.certificate == bundle.certificate
 
 
@@ -99,20 +99,20 @@ def test_a_right_port_is_compared_with_its_module_which_stays_as_it_was(tmp_path
     ids=str,
 )
 def test_a_wrong_port_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
-    theirs = Encoder()
+    encoder = Encoder()
     with pytest.raises(
-        ExportError, match=r"is not the reference: activations of \d+ tokens differ by"
+        ExportError, match=r"differs from the reference: for \d+ tokens, activations differ by"
     ):
-        export_bundle(port(theirs, replace(CONFIG, **changed)), tmp_path, "own", reference=theirs)
+        export_bundle(port(encoder, replace(CONFIG, **changed)), tmp_path, "own", reference=encoder)
     assert not list(tmp_path.iterdir())
 
 
 def of_head(theirs: Encoder, pick: Pick) -> tuple[Transformer, nn.Linear]:
     """Their encoder with a head, as our model; and the head."""
     head = nn.Linear(16, 5)
-    own = Transformer(replace(CONFIG, heads={"logits": HeadConfig(pick, 5)}), "padded").eval()
-    own.load_state_dict({**port(theirs, CONFIG).state_dict(), **_head(head)})
-    return own, head
+    model = Transformer(replace(CONFIG, heads={"logits": HeadConfig(pick, 5)}), "padded").eval()
+    model.load_state_dict({**port(theirs, CONFIG).state_dict(), **_head(head)})
+    return model, head
 
 
 ANSWERS: dict[str, tuple[Pick, Callable[[Tensor], Any]]] = {
@@ -127,27 +127,31 @@ ANSWERS: dict[str, tuple[Pick, Callable[[Tensor], Any]]] = {
 @pytest.mark.parametrize("name", ANSWERS)
 def test_heads_are_compared_by_the_shape_of_the_answer(name: str) -> None:
     pick, answer = ANSWERS[name]
-    theirs = Encoder().eval()
-    own, head = of_head(theirs, pick)
-    original = Original(lambda ids: answer(head(theirs(ids)[0])), own.config)
+    encoder = Encoder().eval()
+    own, head = of_head(encoder, pick)
+    original = Original(lambda ids: answer(head(encoder(ids)[0])), own.config)
     assert original.compared.output == "logits"
     limits = Limits(max_positions=12, vocab_size=40)
     refuse_unlike(own, original, limits)
     own.heads["logits"].linear.bias.data += 0.01  # type: ignore[union-attr, operator]
-    with pytest.raises(CertificationError, match="is not the reference: logits of 3 tokens differ"):
+    with pytest.raises(
+        CertificationError, match="differs from the reference: for 3 tokens, logits differ"
+    ):
         refuse_unlike(own, original, limits)
 
 
 def test_what_is_served_in_each_precision_is_compared_with_the_module(tmp_path: Path) -> None:
-    theirs = Encoder(scale=1.0).eval()
-    own, head = of_head(theirs, "every")
+    encoder = Encoder(scale=1.0).eval()
+    own, head = of_head(encoder, "every")
     bundle = export_bundle(
-        own, tmp_path, "own", precisions=("fp32", "fp16"), reference=lambda ids: head(theirs(ids))
+        own, tmp_path, "own", precisions=("fp32", "fp16"), reference=lambda ids: head(encoder(ids))
     )
     assert bundle.certificate
-    found = {c["precision"] for c in bundle.certificate["checks"] if "reference, " in c["case"]}
-    assert found == {"fp32", "fp16"}
-    other = Original(lambda ids: head(theirs(ids)) + 0.01, own.config)
+    precisions = {
+        c["precision"] for c in bundle.certificate["checks"] if "reference, " in c["case"]
+    }
+    assert precisions == {"fp32", "fp16"}
+    other = Original(lambda ids: head(encoder(ids)) + 0.01, own.config)
     with pytest.raises(CertificationError, match=r"checks failed; reference, length 1: logits"):
         compare_answers(Model(bundle), replace(source_of(own), originals=(other,)))
 
@@ -159,8 +163,14 @@ def _head(head: nn.Linear) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        (lambda ids: torch.rand(1, ids.shape[1], 16), "gives two answers to one sequence"),
-        (lambda ids: torch.zeros(1, ids.shape[1], 7), "answers with 7 numbers: activations have"),
+        (
+            lambda ids: torch.rand(1, ids.shape[1], 16),
+            "gives two different answers to the same sequence",
+        ),
+        (
+            lambda ids: torch.zeros(1, ids.shape[1], 7),
+            "answers with 7 numbers, but the activations have",
+        ),
         (lambda ids: torch.zeros(3, 3, 3), r"with the shape \[3, 3, 3\]: \[1, 3, width\] or"),
         (lambda ids: torch.zeros(1, 3, 16).double(), "with torch.float64: a tensor of float32"),
         (lambda ids: None, "with NoneType: a tensor"),
@@ -214,10 +224,10 @@ def test_a_model_of_sentence_transformers_brings_its_tokenizer(tmp_path: Path, k
     class_name = "BertModel" if is_pipeline else "BertForSequenceClassification"
     model = made(class_name, vocab_size=len(WORDS), **({} if is_pipeline else {"num_labels": 1}))
     model.save_pretrained(tmp_path / "own")
-    own = PreTrainedTokenizerFast(
+    tokenizer_ = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer(), pad_token="[PAD]", unk_token="[UNK]"
     )
-    own.save_pretrained(tmp_path / "own")
+    tokenizer_.save_pretrained(tmp_path / "own")
     if is_pipeline:
         first = layers.Transformer(str(tmp_path / "own"))
         width = first.get_word_embedding_dimension()

@@ -90,5 +90,5 @@ def test_the_manifest_holds_the_authors_prompts_and_verify_compares_them(
     assert manifest.default_prompt_name == "query"
     other = Path(shutil.copytree(folder, tmp_path / "mine"))
     write_settings(other, "config_sentence_transformers.json", prompts={"query": "b"})
-    with pytest.raises(sources.UsageError, match="says prompts"):
+    with pytest.raises(sources.UsageError, match="has prompts"):
         verify(root / "mine" / "1", checkpoint=str(other))

@@ -26,8 +26,8 @@ def folder(text_checkpoint: Path, tmp_path: Path) -> Path:
 def limit_of(folder: Path) -> tuple[int, str]:
     from addnorm.export.words import texts
 
-    found = texts.read(folder, MAX_POSITIONS)
-    return found.max_text_tokens, found.limited_by
+    words = texts.read(folder, MAX_POSITIONS)
+    return words.max_text_tokens, words.limited_by
 
 
 def test_the_authors_limit_is_found_where_sentence_transformers_looks(folder: Path) -> None:
@@ -51,9 +51,9 @@ def test_the_authors_limit_is_found_where_sentence_transformers_looks(folder: Pa
 WITHOUT: dict[str, tuple[Callable[[Path], object], str]] = {
     "no tokenizer": (lambda at: (at / "tokenizer.json").unlink(), "there is no tokenizer.json in "),
     "cut on the left": (lambda at: tell(at, "tokenizer_config.json", truncation_side="left"),
-                        "tokenizer_config.json cuts them on the left"),
+                        "tokenizer_config.json truncates them on the left"),
     "no room": (lambda at: tell(at, "sentence_bert_config.json", max_seq_length=2),
-                "sentence_bert_config.json cuts them to 2 tokens, and 2 are special tokens"),
+                "sentence_bert_config.json truncates them to 2 tokens, of which 2 are"),
 }  # fmt: skip
 
 
@@ -63,15 +63,15 @@ def test_an_export_says_why_a_model_takes_no_texts(
 ) -> None:
     break_it, words = WITHOUT[case]
     break_it(folder)
-    own = ["--reference", "none"] if case == "no tokenizer" else []
-    command.export(["--checkpoint", str(folder), "--check", *own])
+    options = ["--reference", "none"] if case == "no tokenizer" else []
+    command.export(["--checkpoint", str(folder), "--check", *options])
     assert f"texts: no, because {words}" in capsys.readouterr().out
 
 
 def test_max_length_bounds_ids_where_a_model_takes_no_texts(folder: Path, tmp_path: Path) -> None:
     (folder / "tokenizer.json").unlink()
-    own = ["--max-length", "9", "--reference", "none"]
-    command.export(["--checkpoint", str(folder), "--out", str(tmp_path / "out"), *own])
+    options = ["--max-length", "9", "--reference", "none"]
+    command.export(["--checkpoint", str(folder), "--out", str(tmp_path / "out"), *options])
     bundle = bundles.read(tmp_path / "out" / "mine" / "1")
     assert bundle.manifest.limits.max_positions == 9
     assert bundles.TOKENIZER not in bundle.manifest.files
@@ -114,7 +114,7 @@ def test_max_length_sets_another_limit_which_verify_knows(
         path, "manifest.json", limits={**bundle.manifest.limits.model_dump(), "max_text_tokens": 8}
     )
     with pytest.raises(
-        SystemExit, match="mine/1 takes texts of 8 tokens, its authors cut them to 7"
+        SystemExit, match="mine/1 takes texts of 8 tokens, but its authors truncate them to 7"
     ):
         command.verify([str(path), "--checkpoint", str(folder)])
 

@@ -44,27 +44,27 @@ CORPUS = ["pads are dropped", "padding costs nothing", "tokens of the same text"
 
 def of_words() -> Tokenizer:
     """Its normalizer and splitter are its own."""
-    found = tokenizer()
-    found.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    tokenizer_ = tokenizer()
+    tokenizer_.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     splits = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex("[,_-]"), "isolated")]
-    found.pre_tokenizer = pre_tokenizers.Sequence(splits)
-    return found
+    tokenizer_.pre_tokenizer = pre_tokenizers.Sequence(splits)
+    return tokenizer_
 
 
 def of_bytes() -> Tokenizer:
     """Its normalizer and digits are its own."""
-    found = Tokenizer(models.BPE())
-    found.normalizer = normalizers.NFKC()
-    found.pre_tokenizer = pre_tokenizers.Sequence(
+    bpe = Tokenizer(models.BPE())
+    bpe.normalizer = normalizers.NFKC()
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=True)]
     )
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=300, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
     )
-    found.train_from_iterator(CORPUS, trainer)
-    found.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
-    return found
+    bpe.train_from_iterator(CORPUS, trainer)
+    bpe.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    return bpe
 
 
 def of_bytes_where_needed() -> Tokenizer:
@@ -75,7 +75,7 @@ def of_bytes_where_needed() -> Tokenizer:
     trained.train_from_iterator(CORPUS, trainer)
     model = json.loads(trained.to_str())["model"]
     pieces = [*model["vocab"], *(f"<0x{byte:02X}>" for byte in range(256))]
-    found = Tokenizer(
+    bpe = Tokenizer(
         models.BPE(
             {piece: index for index, piece in enumerate(pieces)},
             [tuple(merge) for merge in model["merges"]],
@@ -84,9 +84,9 @@ def of_bytes_where_needed() -> Tokenizer:
             fuse_unk=True,
         )
     )
-    found.pre_tokenizer = pre_tokenizers.Metaspace()
-    found.add_special_tokens(SPECIAL)
-    return found
+    bpe.pre_tokenizer = pre_tokenizers.Metaspace()
+    bpe.add_special_tokens(SPECIAL)
+    return bpe
 
 
 def of_pieces() -> Tokenizer:
@@ -98,14 +98,14 @@ def of_pieces() -> Tokenizer:
     )
     trained.train_from_iterator(CORPUS, trainer)
     pieces = [(piece, -3.8684301376342773 - i / 64) for i, piece in enumerate(trained.get_vocab())]
-    found = Tokenizer(models.Unigram([(name, 0.0) for name in SPECIAL] + pieces[5:], 3))
-    found.normalizer = normalizers.NFKC()
-    found.pre_tokenizer = pre_tokenizers.Metaspace()
-    found.add_special_tokens(SPECIAL)
-    found.post_processor = processors.TemplateProcessing(
+    unigram = Tokenizer(models.Unigram([(name, 0.0) for name in SPECIAL] + pieces[5:], 3))
+    unigram.normalizer = normalizers.NFKC()
+    unigram.pre_tokenizer = pre_tokenizers.Metaspace()
+    unigram.add_special_tokens(SPECIAL)
+    unigram.post_processor = processors.TemplateProcessing(
         "<s> $A </s>", "<s> $A </s> </s> $B </s>", [("<s>", 0), ("</s>", 2)]
     )
-    return found
+    return unigram
 
 
 # a file's tokenizer, the class beside it, the class of a model, whether the class changes it
@@ -137,11 +137,11 @@ def folder_of(
 def ids_of(source: Source, texts: Sequence[str] = TEXTS) -> list[list[int]]:
     """The server's."""
     with served_by_torch(source) as path:
-        found = Served(path.model.bundle)
-        assert [own.ids for own in found.encode(texts, True, left=True)] == [
-            own.ids for own in found.encode(texts, True)
+        served = Served(path.model.bundle)
+        assert [own.ids for own in served.encode(texts, True, left=True)] == [
+            own.ids for own in served.encode(texts, True)
         ]
-        return [own.ids for own in found.encode(texts, truncate=False)]
+        return [own.ids for own in served.encode(texts, truncate=False)]
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -255,17 +255,18 @@ class Wrong:
         return getattr(self._program, name)
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        found = self._program.token_ids(texts)
+        program_ids = self._program.token_ids(texts)
         return [
-            [*ids, 0] if one == self._text else ids for one, ids in zip(texts, found, strict=True)
+            [*ids, 0] if one == self._text else ids
+            for one, ids in zip(texts, program_ids, strict=True)
         ]
 
 
 def test_one_text_of_many_that_the_program_reads_otherwise_is_named(text_checkpoint: Path) -> None:
     source = sources.checkpoint(text_checkpoint)
-    asked = sample_texts.texts(tokenizer())
-    assert len(asked) == len(set(asked)) > 1000
-    assert asked == sample_texts.texts(tokenizer())
+    sample = sample_texts.texts(tokenizer())
+    assert len(sample) == len(set(sample)) > 1000
+    assert sample == sample_texts.texts(tokenizer())
     wrong = replace(source, program=Wrong(source.program, "2023-11"))  # type: ignore[arg-type]
     words = r"token ids: texts with other token ids: 1 of 1,\d+ texts, such as '2023-11'"
     with pytest.raises(CertificationError, match=words):

@@ -115,9 +115,9 @@ def test_numbers_that_answers_hardly_show_are_found(
 ) -> None:
     graph = whole(steady(followed[0].graph))
     change(graph.proto)
-    found = differences(followed, graph)
-    assert found.keys() == {"numbers"}
-    assert re.fullmatch(words, *found["numbers"])
+    node_differences = differences(followed, graph)
+    assert node_differences.keys() == {"numbers"}
+    assert re.fullmatch(words, *node_differences["numbers"])
 
 
 def test_a_millionth_of_any_weight_is_found_and_a_thousandth_of_what_is_computed(

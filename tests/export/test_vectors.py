@@ -50,8 +50,8 @@ def service(folder: Path) -> Service:
 
 @pytest.fixture(scope="module")
 def client(service: Service) -> Iterator[httpx.Client]:
-    with client_of(service) as found:
-        yield found
+    with client_of(service) as vector_client:
+        yield vector_client
 
 
 def ask(client: httpx.Client, **body: Any) -> Any:
@@ -149,7 +149,7 @@ def test_grpc_has_the_bits_of_json(client: httpx.Client, service: Service, raw: 
         ({"inputs": [[[0] * 6]] * 2, "attention_mask": [[1]]}, "attention_mask has 1 rows, inputs"),
         ({"inputs": [[[0] * 6] * 513]}, "inputs[0] has 513 real tokens, the limit of series/1 is"),
         ({"inputs": [[[0] * 6]], "input_ids": [[1]]}, "inputs and input_ids exclude each other"),
-        ({"inputs": [[[0] * 6]], "model": "ids"}, "inputs has vectors, and ids/1 takes token ids"),
+        ({"inputs": [[[0] * 6]], "model": "ids"}, "inputs has vectors, but ids/1 takes token ids"),
         ({"texts": ["a"]}, "series/1 has no tokenizer"),
     ],
 )
@@ -171,14 +171,14 @@ def test_numbers_at_pads_do_not_count(client: httpx.Client) -> None:
 
 def test_samples_say_what_the_module_takes(tmp_path: Path) -> None:
     for samples, words in (
-        ([torch.zeros(2, 3, NUM_FEATURES), [1, 2]], "of one kind, token ids or vectors"),
+        ([torch.zeros(2, 3, NUM_FEATURES), [1, 2]], "must all be token ids, or all be vectors"),
         ([torch.zeros(3)], r"vectors \[S, d\] or \[B, S, d\]; one is"),
         ([torch.zeros(3, D)], "fails on a sequence of"),
     ):
         with pytest.raises(ExportError, match=words):
             export_bundle(Series(), tmp_path, "own", samples=samples)
-    with pytest.raises(ExportError, match="a graph of ours takes token ids"):
+    with pytest.raises(ExportError, match="one of our own graphs takes token ids"):
         export_bundle(Series(), tmp_path, "own", samples=[ROWS[0]], as_it_is=False)
     layer = nn.TransformerEncoderLayer(D, 2)  # takes [S, B, d]
-    with pytest.raises(ExportError, match=r"takes vectors \[S, B, d\], say batch_first=False"):
+    with pytest.raises(ExportError, match=r"takes vectors \[S, B, d\], set batch_first=False"):
         export_bundle(layer, tmp_path, "own")

@@ -42,13 +42,13 @@ def test_speed_bits_and_vectors_of_both_are_told(
         words = ["--url", f"http://127.0.0.1:{one.port}", "--model", "here", "--texts", "3"]
         words += ["--beside", f"http://127.0.0.1:{other.port}/v3", "--beside-model", "there"]
         command.load([*words, "--texts-file", str(file), "--seconds", "0.1"])
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert paths == {"/v1/embeddings", "/v3/embeddings"}
-    assert f"0 of {NUM_TEXTS} texts change their bits" in told
-    assert told.count("texts change their bits") == 2
-    assert told.count(f" 0 of {NUM_TEXTS} texts") == 1, "the second changes with its batch"
-    assert " x as fast as the second" in told
-    assert "vectors: cosine" in told
+    assert f"0 of {NUM_TEXTS} texts change their bits" in output
+    assert output.count("texts change their bits") == 2
+    assert output.count(f" 0 of {NUM_TEXTS} texts") == 1, "the second changes with its batch"
+    assert " x as fast as the second" in output
+    assert "vectors: cosine" in output
 
 
 @pytest.mark.parametrize(

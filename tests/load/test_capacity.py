@@ -25,14 +25,14 @@ def of(rate: float, tried: Run) -> str:
 
 def test_it_says_how_many_machines_hold_the_target() -> None:
     assert "500 requests/s need 7 such machines" in of(77.0, Run(77, 0.15, 0))
-    assert "this machine holds 500 requests/s" in of(500.0, Run(500, 0.15, 0))
+    assert "this machine can serve 500 requests/s" in of(500.0, Run(500, 0.15, 0))
     for tried in (Run(77, 0.25, 0), Run(77, 0.15, 1)):
-        assert "no number of such machines was seen" in of(77.0, tried)
-    assert "no number of such machines was seen" in of(0.0, Run(0, math.inf, 0))
+        assert "the number of machines is unknown" in of(77.0, tried)
+    assert "the number of machines is unknown" in of(0.0, Run(0, math.inf, 0))
     assert "at most 10 % of the CPU time" in of(77.0, Run(77, 0.15, 0))
     # 77 requests of 180 tokens a second
-    assert "price: 0.04008 for a million tokens, at 2 an hour" in of(77.0, Run(77, 0.15, 0))
-    assert "feeds 10 cores at least, this one has 2" in of(77.0, Run(77, 0.15, 0))
+    assert "price: 0.04008 per million tokens, at 2 per hour" in of(77.0, Run(77, 0.15, 0))
+    assert "can feed at least 10 cores; this machine has 2" in of(77.0, Run(77, 0.15, 0))
 
 
 def test_what_is_not_answered_is_lost() -> None:
@@ -41,10 +41,10 @@ def test_what_is_not_answered_is_lost() -> None:
         answers.add(0, status, b"", 0.1)
     answers.add(0, 429, b'{"error": {"code": "too_many_concurrent_requests"}}', 0.1)
     answers.add(0, 429, b'{"error": {"code": "too_many_concurrent_requests"}}', 0.1)
-    found = Run.count(answers, cpu_s=0.5)
-    assert found == Run(1.0, pytest.approx(0.1), 4, 0.25, "429 too_many_concurrent_requests")
-    said = of(77.0, found)
-    assert "4 were not answered, most with 429 too_many_concurrent_requests" in said
+    run = Run.count(answers, cpu_s=0.5)
+    assert run == Run(1.0, pytest.approx(0.1), 4, 0.25, "429 too_many_concurrent_requests")
+    report = of(77.0, run)
+    assert "4 failed, most with 429 too_many_concurrent_requests" in report
 
 
 def test_a_server_is_measured_and_computes_every_request(serve: Serve) -> None:
@@ -54,14 +54,14 @@ def test_a_server_is_measured_and_computes_every_request(serve: Serve) -> None:
         server = Server("127.0.0.1", port)
         limits = served_limits(server, "gpt")
         goal = Goal(texts=2, tokens=8, target=400, p99_s=60.0)
-        found = measure(Subject(server, limits, goal, {"model": "gpt"}, seconds=0.3))
-        assert found.is_held
-        assert found.peak.num_lost == found.bare.num_lost == 0
-        assert found.peak.cpu_s > 0
+        capacity = measure(Subject(server, limits, goal, {"model": "gpt"}, seconds=0.3))
+        assert capacity.is_held
+        assert capacity.peak.num_lost == capacity.bare.num_lost == 0
+        assert capacity.peak.cpu_s > 0
         counted = samples(get(f"{url}/metrics").text)
         held = [count for (name, _), count in counted.items() if name == "addnorm_cache_hits_total"]
         assert sum(held) == 0
-        with pytest.raises(ValueError, match="--model names one of gpt, notebook"):
+        with pytest.raises(ValueError, match="--model must be one of gpt, notebook"):
             served_limits(server, None)
 
 
@@ -69,7 +69,7 @@ def test_a_command_without_a_model_to_ask_ends_in_one_line() -> None:
     models = orjson.dumps({"data": [{"id": name, "limits": {}} for name in ("a", "b")]})
     with (
         fake_server(lambda _: (200, models)) as server,
-        pytest.raises(SystemExit, match="--model names one of a, b"),
+        pytest.raises(SystemExit, match="--model must be one of a, b"),
     ):
         command.load(["--url", f"http://127.0.0.1:{server.port}", "--target", "5"])
 
@@ -91,9 +91,9 @@ class Machine(Subject):
 
 def test_rates_are_tried_until_one_is_held() -> None:
     slow, fast, hopeless = Machine(100, 70), Machine(900, 600), Machine(4.9, 4)
-    found = measure(slow)
+    capacity = measure(slow)
     assert slow.tried == pytest.approx([100, 85, 72.25, 61.41], abs=0.01)
-    assert (found.is_held, found.rate, found.num_machines) == (True, slow.tried[-1], 9)
+    assert (capacity.is_held, capacity.rate, capacity.num_machines) == (True, slow.tried[-1], 9)
     assert measure(fast).num_machines == 1
     assert fast.tried == [GOAL.target]
     assert measure(hopeless).num_machines is None  # a request itself takes as long

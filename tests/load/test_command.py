@@ -21,28 +21,29 @@ OPTIONS = [  # beside --bundle; what is printed
     ("--concurrency 0", "--concurrency: must be at least 1, not 0"),
     ("--concurrency x", "--concurrency: invalid int value: 'x'"),
     ("--zipf 1 --unique", "give one of them"),
-    ("--distinct 9", "--distinct is of --zipf"),
-    ("--requests 9", "--requests is of --zipf and --unique"),
-    ("--zipf -1", "0 or more and finite, not -1.0"),
-    ("--zipf nan", "0 or more and finite, not nan"),
-    ("--zipf 1 --profile big", "take another"),
-    ("--zipf 1 --distinct 10000", "10,000 are wanted"),
+    ("--distinct 9", "--distinct needs --zipf"),
+    ("--requests 9", "--requests needs --zipf or --unique"),
+    ("--zipf -1", "finite and at least 0, not -1.0"),
+    ("--zipf nan", "finite and at least 0, not nan"),
+    ("--zipf 1 --profile big", "choose another"),
+    ("--zipf 1 --distinct 10000", "10,000 are needed"),
     ("--unique --requests 0", "must be at least 1, not 0"),
-    ("--texts 3", "--texts is of --target and --beside"),
-    ("--texts-file x", "--texts-file is of --beside"),
-    ("--beside http://x --rate 3", "--rate is not of --beside"),
-    ("--beside http://x --precision int8", "--precision is not of --beside"),
+    ("--texts 3", "--texts needs --target or --beside"),
+    ("--texts-file x", "--texts-file needs --beside"),
+    ("--beside http://x --rate 3", "--rate cannot be used with --beside"),
+    ("--beside http://x --precision int8", "--precision cannot be used with --beside"),
     ("--beside http://x --target 3", "give one of them"),
-    ("--target 5", "--bundle is not of --target"),
+    ("--target 5", "--bundle cannot be used with --target"),
 ]
 ALONE = [
-    ("", "--bundle, --target or --beside is needed"),
-    ("--target 5 --seconds 3", "--seconds is not of --target"),
+    ("", "give --bundle, --target or --beside"),
+    ("--target 5 --seconds 3", "--seconds cannot be used with --target"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [*((f"--bundle {{0}} {words}", said) for words, said in OPTIONS), *ALONE]
+    ("options", "said"),
+    [*((f"--bundle {{0}} {words}", message) for words, message in OPTIONS), *ALONE],
 )
 def test_options_without_effect_or_out_of_range_are_refused(
     notebook: Path, capsys: pytest.CaptureFixture[str], options: str, said: str
@@ -57,7 +58,7 @@ REFUSALS: tuple[tuple[int, bytes, str], ...] = (  # an answer, and what is said 
     (400, b'{"error": {"message": "model is missing; served: a"}}', "400: model is missing; ser"),
     (503, b"<p>of a\nproxy", "503: <p>of a proxy"),
     (404, b'{"error": 7}', '404: {"error": 7}'),
-    (200, b'{"pooled": [[1.0]]}', "the answers are not those of notebook/1"),
+    (200, b'{"pooled": [[1.0]]}', "the answers differ from the answers of notebook/1"),
 )
 
 
@@ -67,18 +68,18 @@ def test_a_server_that_gives_no_right_answer_is_quoted(notebook: Path) -> None:
     given = dict[str, tuple[int, bytes]]()
     with fake_server(lambda _: given["answer"]) as server:
         url = f"http://{server.host}:{server.port}"
-        for status, content, said in REFUSALS:
+        for status, content, message in REFUSALS:
             given["answer"] = (status, content)
             with pytest.raises(SystemExit) as ended:
                 command.load(["--bundle", str(notebook), "--url", url, *short])
-            assert said in str(ended.value)
+            assert message in str(ended.value)
             assert "--model" in str(ended.value)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--bundle", "no/where/1"], "bundle no/where/1: there is no such folder"),
+        (["--bundle", "no/where/1"], "bundle no/where/1: the folder does not exist"),
         (["--json", "/nope/dir/x.json"], "--json /nope/dir/x.json cannot be written: No such file"),
         (["--json", "/"], "--json / cannot be written: Is a directory"),
         (["--precision", "fp8"], "notebook/1 has fp32, not fp8"),

@@ -25,10 +25,10 @@ def compute(output: str, sequence: Ints) -> Floats:
 
 
 def right(body: bytes) -> tuple[int, bytes]:
-    asked = orjson.loads(body)
-    (output,) = asked["outputs"]
+    body_sent = orjson.loads(body)
+    (output,) = body_sent["outputs"]
     rows = []
-    for ids, mask in zip(asked["input_ids"], asked["attention_mask"], strict=True):
+    for ids, mask in zip(body_sent["input_ids"], body_sent["attention_mask"], strict=True):
         row = compute(output, np.array(ids)[np.array(mask) != 0])
         rows.append(row if output == "pooled" else np.pad(row, ((0, len(ids) - len(row)), (0, 0))))
     return 200, orjson.dumps({output: np.stack(rows)}, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -116,7 +116,11 @@ def test_right_answers_are_no_errors(profile: str) -> None:
         ("small", one_bit_off, "wrong"),
         ("hidden", one_bit_off, "wrong"),
         ("hidden", pads_not_zero, "wrong"),
-        ("small", lambda _: (200, b'{"pooled": [[1.0, 2.0]'), "not the answer asked for"),
+        (
+            "small",
+            lambda _: (200, b'{"pooled": [[1.0, 2.0]'),
+            "the answer does not match the request",
+        ),
         ("small", lambda _: (429, b'{"error": {}}'), "429"),
     ],
 )

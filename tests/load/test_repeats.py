@@ -39,8 +39,8 @@ def test_draws_follow_zipfs_law(exponent: float) -> None:
     law /= law.sum()
     seen = np.bincount(ranks, minlength=num_distinct) / num
     expected, got = ([*shares[:20], shares[20:].sum()] for shares in (law, seen))
-    for share, found in zip(expected, got, strict=True):
-        assert abs(found - share) < 5 * np.sqrt(share * (1 - share) / num)
+    for share, actual_share in zip(expected, got, strict=True):
+        assert abs(actual_share - share) < 5 * np.sqrt(share * (1 - share) / num)
 
 
 def test_a_stream_with_repeats_is_drawn_from_so_many_distinct_sequences() -> None:
@@ -83,7 +83,7 @@ def test_more_distinct_sequences_than_there_are_is_an_error() -> None:
     limits = Limits(max_positions=2, vocab_size=3)
     tiny = PROFILES["tiny"]
     assert len(distinct(tiny, limits, 12, np.random.default_rng(0))) == 12
-    with pytest.raises(TooFewSequences, match=r"found 12 distinct .* 13 are wanted"):
+    with pytest.raises(TooFewSequences, match=r"found 12 distinct .* 13 are needed"):
         distinct(tiny, limits, 13, np.random.default_rng(0))
 
 
@@ -119,9 +119,9 @@ def test_the_answers_to_a_sequence_must_agree_even_if_it_was_not_computed_alone(
         for index, request in enumerate(stream.requests)
         if commonest in {sequence.tobytes() for sequence in request.sequences}
     )
-    for known in (reference, Reference(compute, most_alone=1)):
-        known.learn(stream.requests)
-        assert known.verdicts(stream, answered(stream, {last: commonest}))[1] == {"wrong": 1}
+    for answers in (reference, Reference(compute, most_alone=1)):
+        answers.learn(stream.requests)
+        assert answers.verdicts(stream, answered(stream, {last: commonest}))[1] == {"wrong": 1}
 
 
 def test_what_is_computed_alone_is_a_seeded_draw() -> None:

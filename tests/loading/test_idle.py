@@ -174,7 +174,7 @@ def test_a_bundle_that_broke_meanwhile_is_named_until_it_is_repaired(
         (tmp_path / "new" / "notebook" / "1").rename(path)
         changed = client.post("/v1/infer", json=BODIES[0])
         assert changed.status_code == 503
-        assert "has changed while it was unloaded: ask again" in changed.text
+        assert "changed while it was unloaded: send the request again" in changed.text
         assert client.post("/v1/infer", json=BODIES[0]).status_code == 200
 
 

@@ -117,23 +117,31 @@ def test_an_older_certificate_is_not_compared(
 
 def test_all_outputs_and_lengths_are_known(gpt: Bundle) -> None:
     assert gpt.certificate
-    known = gpt.certificate["known_digests"]["fp32"]
+    recorded_digests = gpt.certificate["known_digests"]["fp32"]
     lengths = {"1", "2", "17", "65", "129", "257", "512", TOGETHER}
-    assert set(known["activations"]) == set(known["pooled"]) == lengths
-    assert set(known["norm_stats.rstd"]) == set(known["pooled.max.normalized"]) == lengths
-    assert set(known["logits"]) == set(known["prompt_logprobs"]) == {"1", "2", "17", TOGETHER}
-    assert len({known["activations"][length] for length in lengths}) == len(lengths)
-    assert "logits.top_k.logprobs" in known
+    assert set(recorded_digests["activations"]) == set(recorded_digests["pooled"]) == lengths
+    assert (
+        set(recorded_digests["norm_stats.rstd"])
+        == set(recorded_digests["pooled.max.normalized"])
+        == lengths
+    )
+    assert (
+        set(recorded_digests["logits"])
+        == set(recorded_digests["prompt_logprobs"])
+        == {"1", "2", "17", TOGETHER}
+    )
+    assert len({recorded_digests["activations"][length] for length in lengths}) == len(lengths)
+    assert "logits.top_k.logprobs" in recorded_digests
 
 
 def test_what_is_not_recorded_is_different(gpt: Bundle) -> None:
     engine = Engine(gpt, "fp32")
-    made = digests(gpt, engine, compute(engine, gpt.manifest.limits))
+    computed = digests(gpt, engine, compute(engine, gpt.manifest.limits))
     assert gpt.certificate
     recorded = gpt.certificate["known_digests"]["fp32"]
-    assert different(recorded, made) == []
-    fewer = {name: known for name, known in recorded.items() if name != "input_ids"}
-    assert different(fewer, made) == [f"input_ids {TOGETHER}"]
+    assert different(recorded, computed) == []
+    fewer = {name: digest for name, digest in recorded.items() if name != "input_ids"}
+    assert different(fewer, computed) == [f"input_ids {TOGETHER}"]
 
 
 class OtherBits(Engine):
@@ -173,11 +181,14 @@ class VariantAtLength129(OtherBits):
 def test_another_processor_serves_with_its_class(gpt: Bundle) -> None:
     model = Model(gpt, open_engine=OtherBits)
     loader.check(model)
-    found = model.reproductions["fp32"]
-    assert (found.is_equal, model.engine("fp32").fingerprint.processor) == (False, processor().kind)
-    assert "activations of length 129" in found.different
-    assert "pooled.first.normalized of length 512" in found.different
-    assert not [words for words in found.different if words.endswith("of length 65")]
+    reproduction = model.reproductions["fp32"]
+    assert (reproduction.is_equal, model.engine("fp32").fingerprint.processor) == (
+        False,
+        processor().kind,
+    )
+    assert "activations of length 129" in reproduction.different
+    assert "pooled.first.normalized of length 512" in reproduction.different
+    assert not [words for words in reproduction.different if words.endswith("of length 65")]
 
 
 class VariantPadded(Engine):

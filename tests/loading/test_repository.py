@@ -100,7 +100,7 @@ def test_folders_that_are_named_one_by_one_are_followed_too(root: Path) -> None:
     for _ in range(2):
         inference.repository.rescan()
     assert states(inference) == {1: "READY", 2: "READY"}
-    with pytest.raises(StartupError, match=rf"no bundle under {root}/notebook: they have gone"):
+    with pytest.raises(StartupError, match=rf"no bundle in {root}/notebook: the exported bundles"):
         folders.find((root / "notebook",))
     inference.close()
 
@@ -164,11 +164,11 @@ def test_loads_and_unloads_are_logged(root: Path, caplog: pytest.LogCaptureFixtu
     for _ in range(2):
         inference.repository.rescan()
     inference.close()
-    said = [record.message.split(", ready")[0] for record in caplog.records]
-    assert said == [
+    messages = [record.message.split(", ready")[0] for record in caplog.records]
+    assert messages == [
         "serving notebook/1 as before: it has not changed",
         "serving notebook/2",
-        "unloaded notebook/1: asked to",
+        "unloaded notebook/1: by request",
         f"unloaded notebook/2: {root / 'notebook' / '2'} is gone",
     ]
 
@@ -247,21 +247,21 @@ def test_a_request_under_way_ends_on_the_version_it_began_with_which_is_then_fre
     del line, slow  # which hold the engine
     publish(root, 2)
     with serving(inference) as url:
-        asked, answers = {"input_ids": [[1, 3, 4]]}, list[httpx.Response]()
-        old = threading.Thread(target=lambda: answers.append(post(url, asked)))
+        body, answers = {"input_ids": [[1, 3, 4]]}, list[httpx.Response]()
+        old = threading.Thread(target=lambda: answers.append(post(url, body)))
         old.start()
         assert entered.wait(PATIENCE_S)
         repository.load("notebook")
         leaving = threading.Thread(target=repository.unload, args=("notebook/1",))
         leaving.start()
         assert eventually(lambda: states(inference)[1] == "UNAVAILABLE")
-        assert post(url, asked).json()["version"] == "2"
+        assert post(url, body).json()["version"] == "2"
         assert leaving.is_alive()  # as long as somebody waits for the old version
         go.set()
         old.join()
         leaving.join()
         assert engine() is None
-        got, new = answers[0].json(), post(url, asked).json()
+        got, new = answers[0].json(), post(url, body).json()
         assert (got.pop("version"), new.pop("version")) == ("1", "2")
         assert got == new
         info = [
@@ -448,10 +448,10 @@ def resident_mib(server: processes.Server) -> float:
 
 def test_unloading_gives_the_memory_back(export_preset: ExportPreset, tmp_path: Path) -> None:
     (tmp_path / "minilm").symlink_to(folder := export_preset("minilm"))
-    asked = {"input_ids": [[1, 3, 4]] * 40, "outputs": ["logits"], "logits": {"top_k": 3}}
+    body = {"input_ids": [[1, 3, 4]] * 40, "outputs": ["logits"], "logits": {"top_k": 3}}
     with processes.folder(tmp_path, ADDNORM_ADMIN="true", ADDNORM_TOKEN_BUDGET="128") as server:
         url = f"http://{server.host}:{server.port}"
-        assert post(url, asked).status_code == 200
+        assert post(url, body).status_code == 200
         loaded = resident_mib(server)
         path = f"{url}/v2/repository/models/minilm/unload"
         assert web.post(path, timeout=PATIENCE_S).status_code == 200

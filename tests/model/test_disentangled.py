@@ -39,15 +39,15 @@ SHAPE = Config(
 def test_long_sequences_in_ragged_grids_equal_those_of_transformers(
     head: str, fields: dict[str, Any], tmp_path: Path
 ) -> None:
-    theirs = made(f"DebertaV2{head}", **LONG, **fields)
-    assert max(gaps_of(load_checkpoint(save(theirs, tmp_path)).model, theirs)) <= 1e-5
+    original = made(f"DebertaV2{head}", **LONG, **fields)
+    assert max(gaps_of(load_checkpoint(save(original, tmp_path)).model, original)) <= 1e-5
 
 
 @pytest.mark.parametrize(("span", "farthest"), [(256, 512), (8, 300), (64, 65), (30, 0)])
 def test_distances_have_the_vectors_of_transformers(span: int, farthest: int) -> None:
     distances = torch.arange(-1200, 1201)
-    theirs = make_log_bucket_position(distances, span, farthest) if farthest else distances
-    expected = (theirs.long() + span).clamp(0, 2 * span - 1)
+    buckets = make_log_bucket_position(distances, span, farthest) if farthest else distances
+    expected = (buckets.long() + span).clamp(0, 2 * span - 1)
     assert torch.equal(vectors_of(distances, Disentangled(span, farthest)), expected)
 
 
@@ -88,11 +88,11 @@ def test_a_shortened_model_computes_as_before() -> None:
 
 
 def test_the_first_release_names_no_head_and_has_one(tmp_path: Path) -> None:
-    theirs = made("DebertaV2ForMaskedLM", legacy=False)
-    folder = save(theirs, tmp_path)
+    original = made("DebertaV2ForMaskedLM", legacy=False)
+    folder = save(original, tmp_path)
     ours = load_checkpoint(tell(folder, architectures=..., legacy=...)).model
     ids = [7, 8, 9]
-    logits = answers(theirs, ids, [0] * 3)[1]
+    logits = answers(original, ids, [0] * 3)[1]
     with torch.no_grad():
         rows = ours(torch.tensor([ids]), torch.ones(1, 3))[0]
         got = ours.head("logits", rows, torch.ones(1, 3))[0]

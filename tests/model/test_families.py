@@ -64,14 +64,14 @@ def test_each_layers_hidden_states_and_attention_equal_those_of_transformers(
     family: str, tmp_path: Path
 ) -> None:
     # a projection behind OPT's last layer would be part of its head here
-    own = ("OPTForCausalLM", {"word_embed_proj_dim": 36}) if family == "OPT" else None
-    class_name, changed = own or (f"{family}Model", {})
-    theirs = made(class_name, **changed)
-    theirs.set_attn_implementation("eager")  # the others show no attention
-    ours = load_checkpoint(save(theirs, tmp_path)).model
+    exception = ("OPTForCausalLM", {"word_embed_proj_dim": 36}) if family == "OPT" else None
+    class_name, changed = exception or (f"{family}Model", {})
+    original = made(class_name, **changed)
+    original.set_attn_implementation("eager")  # the others show no attention
+    ours = load_checkpoint(save(original, tmp_path)).model
     heads = [torch.arange(ours.config.n_heads)] * ours.config.n_layers
-    for ids, types in sequences(theirs):
-        expected = layers(theirs, ids, types)
+    for ids, types in sequences(original):
+        expected = layers(original, ids, types)
         grid = torch.tensor([ids])
         with torch.no_grad():
             got = ours.lens(grid, torch.ones_like(grid), torch.tensor([types]), heads)
@@ -112,10 +112,10 @@ def test_other_shapes_of_a_family(class_name: str, changed: dict[str, Any], tmp_
 def test_a_tensor_of_every_family_that_is_missing_surplus_or_misshaped_is_named(
     tmp_path: Path,
 ) -> None:
-    found = set()
+    fields = set()
     for class_name in (name for name in CLASSES if name.endswith("Model") and "LMHead" not in name):
         folder = save(made(class_name), tmp_path / class_name)
-        found.add(load_checkpoint(folder).model_type)
+        fields.add(load_checkpoint(folder).model_type)
         weights = load_file(folder / "model.safetensors")
         missing, misshaped = sorted(key for key in weights if "pooler" not in key)[1:3]
         del weights[missing]
@@ -127,7 +127,7 @@ def test_a_tensor_of_every_family_that_is_missing_surplus_or_misshaped_is_named(
         for words in (f"missing: {missing};", "unexpected: not.known;", f"misshaped: {misshaped} "):
             assert words in str(failed.value), class_name
     # opt's body stands behind a projection here; the others are not what transformers writes
-    assert found == FAMILIES.keys() - {"opt", "new", "jina_bert"}
+    assert fields == FAMILIES.keys() - {"opt", "new", "jina_bert"}
 
 
 @pytest.mark.parametrize(
@@ -146,15 +146,15 @@ def test_a_tensor_of_every_family_that_is_missing_surplus_or_misshaped_is_named(
 def test_tied_tensors_are_read_under_either_name(
     tmp_path: Path, class_name: str, one: str, other: str
 ) -> None:
-    theirs = made(class_name)
-    folder = save(theirs, tmp_path)
+    original = made(class_name)
+    folder = save(original, tmp_path)
     stored = load_file(folder / "model.safetensors")
     value = stored.get(one, stored.get(other))
     assert value is not None
     for stays in (one, other):
         kept = {key: tensor for key, tensor in stored.items() if key not in (one, other)}
         save_file({**kept, stays: value}, folder / "model.safetensors", {"format": "pt"})
-        compare(theirs, folder)
+        compare(original, folder)
 
 
 def test_of_two_biases_that_differ_the_layers_own_is_used(tmp_path: Path) -> None:
@@ -185,18 +185,18 @@ def test_of_an_embedder_the_body_alone_is_read(tmp_path: Path, class_name: str, 
     assert load_checkpoint(folder).model.heads.keys() == {"logits"}
     write_modules(folder, Transformer="", Pooling="1_Pooling", Normalize="2_Normalize")
     write_settings(folder / "1_Pooling", pooling_mode="cls", embedding_dimension=36)
-    found = load_checkpoint(folder)
-    assert (found.head, len(found.model.heads)) == (None, 0)
-    assert (found.pooling, found.normalize) == ("first", True)
-    assert any(key.startswith(head) for key in found.unused)
+    checkpoint = load_checkpoint(folder)
+    assert (checkpoint.head, len(checkpoint.model.heads)) == (None, 0)
+    assert (checkpoint.pooling, checkpoint.normalize) == ("first", True)
+    assert any(key.startswith(head) for key in checkpoint.unused)
 
 
 def test_a_class_may_be_named_by_a_text(tmp_path: Path) -> None:
-    theirs = made("BertForSequenceClassification")
-    folder = save(theirs, tmp_path)
+    original = made("BertForSequenceClassification")
+    folder = save(original, tmp_path)
     named = {"architectures": "BertForSequenceClassification", "problem_type": "regression"}
     tell(folder, **named)
-    compare(theirs, folder)
+    compare(original, folder)
     assert load_checkpoint(folder).problem_type == "regression"
 
 
@@ -213,8 +213,8 @@ def test_a_word_before_the_names_of_weights_is_told_in_one_line(tmp_path: Path, 
 
 def test_the_name_of_the_class_says_which_head_it_is(tmp_path: Path) -> None:
     """`classifier.weight` is the head of two classes of this family."""
-    theirs = made("BertForTokenClassification")
-    folder = save(theirs, tmp_path)
+    original = made("BertForTokenClassification")
+    folder = save(original, tmp_path)
     config = folder / "config.json"
     config.write_text(config.read_text().replace("BertForTokenClassification", "MyTagger"))
     weights = load_file(folder / "model.safetensors")

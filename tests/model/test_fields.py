@@ -29,16 +29,16 @@ SETTINGS, PROGRAM = "sentence_bert_config.json", "config_sentence_transformers.j
 
 def config_of(name: str, **changed: Any) -> dict[str, Any]:
     """config.json as transformers saves it."""
-    made = getattr(transformers, f"{name}Config")(**{**CONFIGS[name], **changed})
-    return json.loads(made.to_json_string(use_diff=False))
+    config = getattr(transformers, f"{name}Config")(**{**CONFIGS[name], **changed})
+    return json.loads(config.to_json_string(use_diff=False))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_field_that_transformers_saves_has_a_place(name: str) -> None:
     config = config_of(name)
     family = FAMILIES[config["model_type"]]
-    own = fields.Fields(family.fields, family.no_effect)
-    assert fields.CONFIG.list_unread(own.list_unread(config)) == []
+    known_fields = fields.Fields(family.fields, family.no_effect)
+    assert fields.CONFIG.list_unread(known_fields.list_unread(config)) == []
     fields.CONFIG.refuse("config.json", config)
 
 
@@ -97,18 +97,18 @@ SAME = {  # class, what config.json says otherwise than its weights' model
 
 @pytest.mark.parametrize("case", SAME)
 def test_a_field_is_read_as_transformers_reads_it(tmp_path: Path, case: str) -> None:
-    name, told = SAME[case]
+    name, changes = SAME[case]
     as_saved = made(name)
-    tell(save(as_saved, tmp_path), "config.json", **told)
-    theirs = getattr(transformers, name).from_pretrained(tmp_path).eval()
+    tell(save(as_saved, tmp_path), "config.json", **changes)
+    original = getattr(transformers, name).from_pretrained(tmp_path).eval()
     ours = load_checkpoint(tmp_path).model
     differs = []
-    for ids, types in sequences(theirs):
+    for ids, types in sequences(original):
         rows, mask = torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.int64)
         kinds = torch.tensor([types]) if ours.config.type_vocab_size > 1 else None
         typed = {} if kinds is None else {"token_type_ids": kinds}
         with torch.no_grad():
-            expected = theirs(input_ids=rows, **typed)[0]
+            expected = original(input_ids=rows, **typed)[0]
             before = as_saved(input_ids=rows, **typed)[0]
             torch.testing.assert_close(ours(rows, mask, kinds)[0], expected, rtol=1e-4, atol=1e-4)
         differs.append(bool((expected - before).abs().max() > 1e-3))
@@ -146,11 +146,11 @@ def test_heads_in_files_of_their_own_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["config_args", "config_kwargs"])
 def test_settings_of_its_author_win_over_config_json(tmp_path: Path, name: str) -> None:
-    told = {"hidden_act": "relu", "is_causal": True, "unheard_of": 3, "revision": "main"}
-    tell(checkpoint(tmp_path), SETTINGS, **{name: told})
-    found = load_checkpoint(tmp_path)
-    assert found.model.config.activation == "relu"
-    assert not {"is_causal", "unheard_of", "revision"} & {*found.fields}
+    fields = {"hidden_act": "relu", "is_causal": True, "unheard_of": 3, "revision": "main"}
+    tell(checkpoint(tmp_path), SETTINGS, **{name: fields})
+    loaded = load_checkpoint(tmp_path)
+    assert loaded.model.config.activation == "relu"
+    assert not {"is_causal", "unheard_of", "revision"} & {*loaded.fields}
 
 
 @pytest.mark.parametrize(
@@ -166,8 +166,8 @@ def test_the_first_settings_that_are_not_empty_count(
     tmp_path: Path, files: dict[str, int | None], expected: int | None
 ) -> None:
     for name, limit in files.items():
-        told = {} if limit is None else {"max_seq_length": limit}
-        write_settings(tmp_path, f"sentence_{name}_config.json", **told)
+        settings = {} if limit is None else {"max_seq_length": limit}
+        write_settings(tmp_path, f"sentence_{name}_config.json", **settings)
     assert sentence_transformers.read(tmp_path).settings.get("max_seq_length") == expected
 
 

@@ -73,8 +73,8 @@ def slopes(num_heads: int) -> list[float]:
 def test_rows_and_logits_in_ragged_grids_equal_those_of_the_definition(
     num_heads: int, tmp_path: Path
 ) -> None:
-    theirs = jina_bert(num_heads)
-    loaded = load_checkpoint(save(theirs, tmp_path))
+    original = jina_bert(num_heads)
+    loaded = load_checkpoint(save(original, tmp_path))
     ours = loaded.model
     assert loaded.model_type == "jina_bert"
     draws = torch.Generator().manual_seed(1)
@@ -86,11 +86,11 @@ def test_rows_and_logits_in_ragged_grids_equal_those_of_the_definition(
             rows = ours(ids, mask)[0]
             logits = ours.head("logits", rows, mask)
             for index, real in enumerate(mask == 1):
-                own = ids[index, real][None]
-                places = torch.arange(own.shape[1])
+                alone_ids = ids[index, real][None]
+                places = torch.arange(alone_ids.shape[1])
                 distances = (places - places[:, None]).abs()
                 bias = -torch.tensor(slopes(num_heads))[None, :, None, None] * distances
-                out = theirs(input_ids=own, attention_mask=bias, output_hidden_states=True)
+                out = original(input_ids=alone_ids, attention_mask=bias, output_hidden_states=True)
                 hidden = out.hidden_states[-1][0]
                 gaps = (rows[index, real] - hidden).abs().amax(-1) / hidden.abs().amax(-1)
                 assert gaps.max() <= 1e-5

@@ -19,12 +19,12 @@ MASK = torch.tensor([[0, 1, 0, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 1, 0], [0, 0, 0
 @pytest.mark.parametrize("pooling", get_args(Pooling))
 def test_picks_what_the_server_pools_wherever_the_pads_stand(pooling: Pooling) -> None:
     activations = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(0))
-    found = pick_vectors(pooling, activations, MASK)
+    vectors = pick_vectors(pooling, activations, MASK)
     batch = Batch.of([np.zeros(length, np.int64) for length in (3, 5, 1)])
     real = activations[MASK != 0].numpy()
     expected = pooled(Rows(real, real, real), batch.offsets[:-1], batch.offsets[1:], pooling)
-    np.testing.assert_allclose(found[:3].numpy(), expected, atol=1e-6)
-    assert not found[3].any(), "a row of pads alone has no vector"
+    np.testing.assert_allclose(vectors[:3].numpy(), expected, atol=1e-6)
+    assert not vectors[3].any(), "a row of pads alone has no vector"
 
 
 def test_a_head_runs_on_the_rows_that_its_config_names() -> None:

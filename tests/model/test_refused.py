@@ -175,9 +175,9 @@ def test_a_field_is_refused_in_one_line(
     folder = tell(shutil.copytree(saved(name), tmp_path / "own"), file, **told)
     with pytest.raises(CheckpointError) as refused:
         load_checkpoint(folder)
-    said = str(refused.value)
+    message = str(refused.value)
     pattern = ".*".join(re.escape(part.strip()) for part in words.removesuffix("$").split(" ... "))
-    assert re.search(pattern + "$" * words.endswith("$"), said), said
-    assert "\n" not in said
-    assert len(said) < 2000 + len(str(folder))
-    assert file in said or "weights do not fit" in said
+    assert re.search(pattern + "$" * words.endswith("$"), message), message
+    assert "\n" not in message
+    assert len(message) < 2000 + len(str(folder))
+    assert file in message or "weights do not fit" in message

@@ -23,10 +23,10 @@ LONG = {"max_position_embeddings": 256}
 def test_long_sequences_in_ragged_grids_equal_those_of_transformers(
     class_name: str, tmp_path: Path
 ) -> None:
-    theirs = made(class_name, **LONG)
-    found = gaps_of(load_checkpoint(save(theirs, tmp_path)).model, theirs)
-    print(class_name, *(f"{gap:.1e}" for gap in found))
-    assert max(found) <= 1e-5
+    original = made(class_name, **LONG)
+    gaps = gaps_of(load_checkpoint(save(original, tmp_path)).model, original)
+    print(class_name, *(f"{gap:.1e}" for gap in gaps))
+    assert max(gaps) <= 1e-5
 
 
 NO_WINDOWS = {"layer_types": ["full_attention"] * 3}
@@ -70,10 +70,10 @@ NOMIC, JINA = "NomicBertModel", "JinaEmbeddingsV3Model"
 
 @pytest.mark.parametrize("class_name", ["NomicBertForMaskedLM", "GteForMaskedLM", JINA])
 def test_keys_as_in_memory_give_the_same_model(class_name: str, tmp_path: Path) -> None:
-    theirs = made(class_name)
-    theirs.save_pretrained(tmp_path / "own", save_original_format=False)
+    original = made(class_name)
+    original.save_pretrained(tmp_path / "own", save_original_format=False)
     named, own = (
-        load_checkpoint(folder).model for folder in (save(theirs, tmp_path), tmp_path / "own")
+        load_checkpoint(folder).model for folder in (save(original, tmp_path), tmp_path / "own")
     )
     assert named.config == own.config
     for name, tensor in named.state_dict().items():
@@ -127,21 +127,21 @@ def test_gtes_own_config_and_keys_give_the_angles_of_transformers(tmp_path: Path
     """transformers writes these angles as linear, with another base."""
     theta, factor = 500.0, 2.0
     linear = {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / 12)}
-    theirs = made("GteForSequenceClassification", rope_parameters=linear, **LONG)
-    folder = save(theirs, tmp_path / "new")
+    original = made("GteForSequenceClassification", rope_parameters=linear, **LONG)
+    folder = save(original, tmp_path / "new")
     weights = load_file(folder / "model.safetensors")
     renamed = {key.replace("gte.", "new."): tensor for key, tensor in weights.items()}
     save_file(renamed, folder / "model.safetensors")
     ntk = {"rope_theta": theta, "rope_scaling": {"type": "ntk", "factor": factor}}
     names = {"model_type": "new", "architectures": ["NewForSequenceClassification"]}
     tell(folder, rope_parameters=..., position_embedding_type="rope", **names, **ntk)
-    assert max(gaps_of(load_checkpoint(folder).model, theirs)) <= 1e-5
+    assert max(gaps_of(load_checkpoint(folder).model, original)) <= 1e-5
 
 
 def test_one_type_for_all_is_added_to_tokens_and_not_to_a_tied_head(tmp_path: Path) -> None:
-    theirs = made("JinaEmbeddingsV3ForMaskedLM")
-    ours = load_checkpoint(save(theirs, tmp_path)).model
-    stored = theirs.roberta.embeddings
+    original = made("JinaEmbeddingsV3ForMaskedLM")
+    ours = load_checkpoint(save(original, tmp_path)).model
+    stored = original.roberta.embeddings
     types = stored.token_type_embeddings.weight[0]
     assert types.abs().max() > 0.01
     torch.testing.assert_close(ours.tokens.weight, stored.word_embeddings.weight + types)
@@ -160,5 +160,5 @@ def test_one_type_for_all_is_added_to_tokens_and_not_to_a_tied_head(tmp_path: Pa
 def test_other_settings_of_rms_families(
     class_name: str, changed: dict[str, Any], tmp_path: Path
 ) -> None:
-    theirs = made(class_name, **LONG, **changed)
-    assert max(gaps_of(load_checkpoint(save(theirs, tmp_path)).model, theirs)) <= 1e-5
+    original = made(class_name, **LONG, **changed)
+    assert max(gaps_of(load_checkpoint(save(original, tmp_path)).model, original)) <= 1e-5

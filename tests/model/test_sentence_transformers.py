@@ -43,8 +43,8 @@ def test_poolings_are_read_in_both_spellings(
     package = "sentence_transformers.sentence_transformer.modules.pooling"
     write_modules(tmp_path, package, **POOLED, Dropout="2_Dropout", Normalize="3_Normalize")
     write_settings(tmp_path / "any", **settings)
-    found = sentence_transformers.read(tmp_path)
-    assert (found.pooling, found.normalize) == (pooling, True)
+    modules = sentence_transformers.read(tmp_path)
+    assert (modules.pooling, modules.normalize) == (pooling, True)
 
 
 def test_a_folder_without_modules_is_one_transformer(tmp_path: Path) -> None:

@@ -77,9 +77,9 @@ def equal(found: Any, expected: dict[str, Tensor]) -> bool:
 def test_shards_of_transformers_are_read_by_their_index(
     saved: Path, weights: dict[str, Tensor]
 ) -> None:
-    found = read(saved)
-    assert equal(found.tensors, weights)
-    assert [file.name for file in found.files] == [
+    tensors = read(saved)
+    assert equal(tensors.tensors, weights)
+    assert [file.name for file in tensors.files] == [
         f"{SAFE}.index.json",
         *(f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)),
     ]

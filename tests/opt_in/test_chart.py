@@ -17,7 +17,9 @@ def test_every_check_of_the_chart_passes() -> None:
     files = sorted(str(file) for file in (ROOT / "tests/deploy/chart").glob("check_*.py"))
     assert files
     command = [BUILD / "chart/bin/python", *PYTEST, "no:cacheprovider", "-ra", *files]
-    own = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | own, capture_output=True, text=True)
+    environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True
+    )
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -81,8 +81,8 @@ def indexes(work: Path, url: str) -> dict[str, Index]:
 
 def test_every_index_gets_its_verdict(work: Path, url: str, indexes: dict[str, Index]) -> None:
     where = ("--url", url, "--model", MODEL)
-    found = {name: verdict(work, name, index, *where) for name, index in indexes.items()}
-    assert found == {name: index.expected for name, index in indexes.items()}
+    verdicts = {name: verdict(work, name, index, *where) for name, index in indexes.items()}
+    assert verdicts == {name: index.expected for name, index in indexes.items()}
 
 
 def test_a_bundle_does_in_place_of_a_server(work: Path, indexes: dict[str, Index]) -> None:
@@ -147,7 +147,7 @@ def embedded(url: str, texts: Sequence[str], **options: str) -> tuple[np.ndarray
             vectors += [entry["embedding"] for entry in answer.raise_for_status().json()["data"]]
         digest = answer.headers["x-addnorm-fingerprint"]
         entry = client.get(f"/v1/models/{body['model']}").json()
-    (precision,) = (name for name, known in entry["fingerprint"].items() if known == digest)
+    (precision,) = (name for name, value in entry["fingerprint"].items() if value == digest)
     parts = entry["fingerprint_parts"][precision]
     return np.array(vectors, np.float32), json.dumps({**parts, "fingerprint": digest})
 
@@ -166,7 +166,7 @@ def verdict(work: Path, name: str, index: Index, *where: str) -> Verdict:
         [*command, *where, *index.options], capture_output=True, text=True, check=False
     )
     assert done.returncode <= 1, done.stderr
-    found = json.loads(report.read_text())
-    differences = tuple(entry["part"] for entry in found["fingerprint"]["differences"])
-    print(name, found["verdict"], found["figures"], differences)
-    return found["verdict"], differences, done.returncode
+    figures = json.loads(report.read_text())
+    differences = tuple(entry["part"] for entry in figures["fingerprint"]["differences"])
+    print(name, figures["verdict"], figures["figures"], differences)
+    return figures["verdict"], differences, done.returncode

@@ -74,8 +74,8 @@ def in_page(origin: str) -> Iterator[Ask]:
 @pytest.fixture(scope="module")
 def url(task_bundles: Path, origin: str) -> Iterator[str]:
     """A server that asks for a key, and lets the page in."""
-    asked = {"api_keys": KEYS, "cors_origins": origin}
-    with serving(inference_of(task_bundles, default_models=DEFAULTS, **asked)) as url:
+    settings = {"api_keys": KEYS, "cors_origins": origin}
+    with serving(inference_of(task_bundles, default_models=DEFAULTS, **settings)) as url:
         yield url
 
 

@@ -128,8 +128,8 @@ def test_a_killed_job_on_s3_writes_the_bytes_of_one_on_disk(
     run_killed([f"s3://{BUCKET}/texts", on_s3, *options])
     assert Location.parse(on_s3).open().read() == on_disk.read_bytes()
     assert Location.parse(f"s3://{BUCKET}/made").names_within() == ["vectors.parquet"]
-    made = Location.parse(on_s3).open_parquet().read().select(rows.column_names)
-    assert made.replace_schema_metadata(None).equals(rows)
+    rows_made = Location.parse(on_s3).open_parquet().read().select(rows.column_names)
+    assert rows_made.replace_schema_metadata(None).equals(rows)
     with pytest.raises(SystemExit) as ended:
         command.check([on_s3, *options[:2]])
     assert ended.value.code == command.EQUAL
@@ -155,8 +155,8 @@ def test_a_killed_job_on_s3_takes_over_the_vectors_of_an_earlier_one(
     ("out", "words"),
     [
         ("s3://nobucket/v.parquet", "Bucket 'nobucket' not found"),
-        (f"s3://{BUCKET}/texts/v.parquet", "would be read as a part of"),
-        (f"s3://{BUCKET}/taken.parquet", "no such job made it"),
+        (f"s3://{BUCKET}/texts/v.parquet", "would be read as input"),
+        (f"s3://{BUCKET}/taken.parquet", "was not written by this job"),
     ],
 )
 def test_what_cannot_be_written_is_said_before_work(

@@ -34,8 +34,8 @@ def anonymous(pid: int) -> int:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return 0
-    found = re.search(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)
-    return 1024 * int(found[1]) if found else 0
+    match = re.search(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)
+    return 1024 * int(match[1]) if match else 0
 
 
 def peak_of(command: list[str]) -> int:

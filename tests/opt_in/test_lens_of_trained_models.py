@@ -40,8 +40,8 @@ Answer = dict[str, list[NDArray[np.float32]]]  # of one sequence, by layer
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     bundles = tmp_path_factory.mktemp("bundles")
     for name, folder in FOLDERS.items():
-        own = ["--checkpoint", str(folder), "--name", name, "--lens", "--out", str(bundles)]
-        command.export(own)
+        options = ["--checkpoint", str(folder), "--name", name, "--lens", "--out", str(bundles)]
+        command.export(options)
     with serving(inference_of(bundles, invariance_check_share=0)) as url:
         yield url
 
@@ -70,9 +70,9 @@ def _asked(client: httpx.Client, name: str, ids: Sequence[list[int]]) -> list[An
     body = {"model": name, "input_ids": ids, "outputs": LENS}
     answer = client.post("/v1/infer", json=body)
     assert answer.status_code == 200, answer.text
-    found = answer.json()
+    payload = answer.json()
     return [
-        {output: [np.array(layer[row], np.float32) for layer in found[output]] for output in LENS}
+        {output: [np.array(layer[row], np.float32) for layer in payload[output]] for output in LENS}
         for row in range(len(ids))
     ]
 

@@ -65,9 +65,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     _write_tasks(root, "\n".join(prose), folder)
     with serving(inference_of(root / "bundles")) as url:
         (root / "runs.json").write_text(json.dumps(_runs(url, folder)))
-        own = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(root / "cache"), "TQDM_DISABLE": "1"}
+        environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(root / "cache"), "TQDM_DISABLE": "1"}
         command = [BUILD / "lm-eval/bin/python", peers.program("lm_evaluation"), root]
-        subprocess.run(command, env=os.environ | own, check=True)
+        subprocess.run(command, env=os.environ | environment, check=True)
     return json.loads((root / "answers.json").read_text())  # type: ignore[no-any-return]
 
 
@@ -88,14 +88,14 @@ def test_log_likelihoods_are_those_of_lm_evals_own_model(
 def _runs(url: str, folder: Path) -> dict[str, Any]:
     """Arguments of lm-eval by name; the first is what the others are compared with."""
     base = {"model": NAME, "base_url": f"{url}/v1/completions", "max_length": POSITIONS}
-    own = {"tokenizer": str(folder), "tokenizer_backend": "huggingface"}
+    options = {"tokenizer": str(folder), "tokenizer_backend": "huggingface"}
     hf = {"model": "hf", "model_args": {"pretrained": str(folder), "dtype": "float32"}}
     return {
         "hf": {**hf, "batch_size": 1},
         **{
             name: {
                 "model": "local-completions",
-                "model_args": base | ({} if "tokenizer_backend" in way else own) | way,
+                "model_args": base | ({} if "tokenizer_backend" in way else options) | way,
                 "batch_size": size,
             }
             for name, (way, size) in WAYS.items()
@@ -126,7 +126,11 @@ def _documents(prose: str, folder: Path) -> Iterator[dict[str, Any]]:
     draws = random.Random(0)
     sentences = [one for one in re.split(r"(?<=[.?!])\s+", prose) if one.count(" ") > 5]
     draws.shuffle(sentences)
-    halves = [_halves(one) for one in sentences if len(tokenizer.encode(one).ids) <= LONGEST]
+    halves = [
+        _halves(sentence)
+        for sentence in sentences
+        if len(tokenizer.encode(sentence).ids) <= LONGEST
+    ]
     for index, (start, end) in enumerate(halves[:NUM_DOCUMENTS]):
         others = [other for _, other in draws.sample(halves, NUM_OTHERS)]
         choices = dict.fromkeys([end, *others, *_greedy(model, tokenizer, start)])

@@ -57,8 +57,12 @@ def test_what_is_read_wrongly_is_refused(name: str, tmp_path: Path) -> None:
     # it makes one number of every token, which is no label
     wishes = Wishes(labels=() if name == "ElectraForPreTraining" else None)
     source = sources.checkpoint(folder, wishes)
-    found = [(mutant, verdict(mutant, source)) for mutant in misread(source)]
-    counts = Counter((mutant.kind, said) for mutant, said in found)
-    print(name, *(f"{kind}, {said}: {n}" for (kind, said), n in sorted(counts.items())), sep="; ")
-    assert [mutant.words for mutant, said in found if said == "SURVIVED"] == []
-    assert {said for _, said in found} >= {"refused"}
+    verdicts = [(mutant, verdict(mutant, source)) for mutant in misread(source)]
+    counts = Counter((mutant.kind, verdict_) for mutant, verdict_ in verdicts)
+    print(
+        name,
+        *(f"{kind}, {verdict_}: {n}" for (kind, verdict_), n in sorted(counts.items())),
+        sep="; ",
+    )
+    assert [mutant.words for mutant, said in verdicts if said == "SURVIVED"] == []
+    assert {said for _, said in verdicts} >= {"refused"}

@@ -36,8 +36,8 @@ def test_both_processors_answer_with_the_same_bits_and_one_fingerprint(tmp_path:
     with (
         server(pythons[0], tmp_path / "bundles", addresses[0], port),
         server(pythons[1], tmp_path / "bundles", addresses[1], port),
-        balancer(addresses, port) as found,
-        web.client(base_url=f"http://{found.host}:{found.port}", timeout=600) as client,
+        balancer(addresses, port) as url,
+        web.client(base_url=f"http://{url.host}:{url.port}", timeout=600) as client,
     ):
         for precision in ("fp32", "int8"):
             body = {"model": models.EMBEDDER, "input": TEXTS, "precision": precision}
@@ -45,7 +45,7 @@ def test_both_processors_answer_with_the_same_bits_and_one_fingerprint(tmp_path:
             assert {answer.status_code for answer in answers} == {200}
             assert len({str(answer.json()["data"]) for answer in answers}) == 1
             assert len({answer.headers["x-addnorm-fingerprint"] for answer in answers}) == 1
-        assert min(found.num_answered()) >= NUM_REQUESTS / 4  # neither had them all
+        assert min(url.num_answered()) >= NUM_REQUESTS / 4  # neither had them all
 
 
 def is_ready(address: str, port: int) -> bool:

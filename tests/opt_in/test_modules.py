@@ -38,12 +38,12 @@ VECTORS = torch.randn(12, NUM, generator=torch.Generator().manual_seed(0))
 # kinds that no call without more serves: what is said, and a way on
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "TabTransformer": (
-        "If it takes one length alone",
+        "If it takes only one length",
         {"of": lambda module: lambda ids: module(F.pad(ids, (0, 7 - ids.shape[1]))),
          "config": {"vocab_size": 7, "max_positions": 7}},
     ),
     "FT-Transformer": (
-        "If it takes one length alone",
+        "If it takes only one length",
         {"of": lambda module: lambda x: module(x[:, 0]),
          "config": {"input_width": 9, "max_positions": 1}},
     ),
@@ -91,8 +91,8 @@ def asked(module: nn.Module, name: str, ids: Tensor) -> Tensor:
 
 def columns(length: int, width: int, where: str) -> list[int]:
     """Where the real tokens stand among pads."""
-    found = {"right": range(length), "left": range(width - length, width)}
-    return [*found.get(where, range(0, 2 * length, 2))]
+    places = {"right": range(length), "left": range(width - length, width)}
+    return [*places.get(where, range(0, 2 * length, 2))]
 
 
 def served(client: Client, ask: dict[str, Any], rows: list[Tensor], where: str) -> list[Any]:
@@ -234,8 +234,8 @@ def test_twelve_layers_are_recognized_in_seconds() -> None:
     module.body, module.tokens, module.places = body, tokens, places
     module.forward = lambda ids: body(tokens(ids) + places(torch.arange(ids.shape[1])))
     started = time.process_time()
-    found = recognize(module, lambda ids: module.forward(ids), None)
+    recognition = recognize(module, lambda ids: module.forward(ids), None)
     seconds = time.process_time() - started
     print(f"12 layers, d_model 768: recognized in {seconds:.1f} s of one core")
-    assert found.model.config.n_layers == 12
+    assert recognition.model.config.n_layers == 12
     assert seconds < MAX_SECONDS

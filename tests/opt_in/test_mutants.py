@@ -19,14 +19,15 @@ pytestmark = pytest.mark.mutants
 def test_whatever_changes_a_bit_is_refused(
     tmp_path: Path, make: Callable[[Path], Iterator[Any]], count: int
 ) -> None:
-    found = [
+    verdicts = [
         (kind, mutant, mutant.verdict() if mutant else "not written")
         for kind, mutant in mutants([*make(tmp_path)], count, seed=0)
     ]
-    counts = Counter((kind, said) for kind, _, said in found)
-    print(*(f"{kind}, {said}: {number}" for (kind, said), number in counts.items()), sep="\n")
+    counts = Counter((kind, verdict) for kind, _, verdict in verdicts)
+    print(*(f"{kind}, {verdict}: {number}" for (kind, verdict), number in counts.items()), sep="\n")
     print(
-        *(f"{said}: {mutant.words}" for _, mutant, said in found if said == "equal bits"), sep="\n"
+        *(f"{said}: {mutant.words}" for _, mutant, said in verdicts if said == "equal bits"),
+        sep="\n",
     )
-    assert {kind for kind, *_ in found} == set(KINDS)
-    assert [mutant.words for _, mutant, said in found if said == "SURVIVED"] == []
+    assert {kind for kind, *_ in verdicts} == set(KINDS)
+    assert [mutant.words for _, mutant, said in verdicts if said == "SURVIVED"] == []

@@ -105,8 +105,10 @@ def by_server() -> dict[str, Vectors]:
 
 
 def run(place: Path, *command: object, **variables: str) -> None:
-    own = {**os.environ, "HF_HUB_OFFLINE": "1", **variables}
-    subprocess.run(list(map(str, command)), cwd=place, env=own, timeout=LONGEST_S, check=True)
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", **variables}
+    subprocess.run(
+        list(map(str, command)), cwd=place, env=environment, timeout=LONGEST_S, check=True
+    )
 
 
 @pytest.mark.parametrize("precision", FILES)
@@ -119,10 +121,12 @@ def test_a_program_of_the_page_gives_the_servers_vectors(
         program = program.replace("model_int8", "model").replace('"int8"', '"fp32"')
     file = place / (f"{host}-{precision}.mjs" if language == "js" else f"{host}-{precision}.py")
     file.write_text(program + TAILS[language])
-    made = file.with_suffix(".json" if language == "js" else ".npy")
-    run(place, "node" if language == "js" else OWN, file.name, made.name)
-    found = np.array(json.loads(made.read_text())) if language == "js" else np.load(made)
-    together, alone = found
+    result_file = file.with_suffix(".json" if language == "js" else ".npy")
+    run(place, "node" if language == "js" else OWN, file.name, result_file.name)
+    vectors = (
+        np.array(json.loads(result_file.read_text())) if language == "js" else np.load(result_file)
+    )
+    together, alone = vectors
     assert together.tobytes() == alone.tobytes()
     expected = by_server[precision][: len(alone)]
     cosines = (alone * expected).sum(1) / np.linalg.norm(alone, axis=1)
@@ -142,8 +146,8 @@ def test_folders_of_other_families_answer_as_the_program_that_saved_them(
     onnx_folder.export(source, tmp_path / "folder")
     (tmp_path / "host.py").write_text(HOST)
     run(tmp_path, OWN, "host.py", json.dumps(PAIRS if "pairs" in name else saved_folders.TEXTS))
-    found = np.array(json.loads((tmp_path / "found.json").read_text()))
-    np.testing.assert_allclose(found, np.asarray(case.expected(tmp_path / "saved")), atol=1e-5)
+    vectors = np.array(json.loads((tmp_path / "found.json").read_text()))
+    np.testing.assert_allclose(vectors, np.asarray(case.expected(tmp_path / "saved")), atol=1e-5)
 
 
 @pytest.mark.parametrize("version", ONNX_HOSTS)
@@ -199,7 +203,7 @@ def _vectors(file: Path, size: int, texts: Sequence[str] = TEXTS) -> Vectors:
     tokenizer = Tokenizer.from_file(str(MINILM / "tokenizer.json"))
     tokenizer.enable_truncation(256)
     tokenizer.enable_padding()
-    session, made = ort.InferenceSession(file), list[Vectors]()
+    session, vectors = ort.InferenceSession(file), list[Vectors]()
     for start in range(0, len(texts), size):
         encoded = tokenizer.encode_batch(texts[start : start + size])
         ids, mask = (
@@ -210,5 +214,5 @@ def _vectors(file: Path, size: int, texts: Sequence[str] = TEXTS) -> Vectors:
         taken = {item.name: cells[item.name] for item in session.get_inputs()}
         rows = session.run(None, taken)[0]
         sums = np.array([row[real != 0].sum(0) for row, real in zip(rows, mask, strict=True)])
-        made.extend(sums / np.linalg.norm(sums, axis=1, keepdims=True))
-    return np.array(made)
+        vectors.extend(sums / np.linalg.norm(sums, axis=1, keepdims=True))
+    return np.array(vectors)

@@ -50,7 +50,7 @@ def free(port: int) -> int:
 
 
 def pages() -> dict[str, str]:
-    views = {name: f"/#model={MODEL}&{said}" for name, said in VIEWS.items()}
+    views = {name: f"/#model={MODEL}&{theme}" for name, theme in VIEWS.items()}
     return {**views, "certificate": f"/models/{MODEL}/certificate"}
 
 

@@ -53,10 +53,10 @@ def test_a_checkpoint_is_served_as_transformers_computes_it(found: Found, tmp_pa
     transformers.logging.set_verbosity_error()
     options = ["--out", str(tmp_path), "--name", found.name, "--precision", found.precision]
     command.export(["--checkpoint", str(REAL / found.folder), *options, *found.arguments])
-    theirs = _read(REAL / found.folder, found.class_name)
+    original = _read(REAL / found.folder, found.class_name)
     service = inference_of(tmp_path, invariance_check_share=0)
     with client_of(service) as client:
-        must_pass(client, found.name, theirs, _sequences(theirs))
+        must_pass(client, found.name, original, _sequences(original))
 
 
 def _read(folder: Path, class_name: str) -> PreTrainedModel:

@@ -44,9 +44,9 @@ TEXTS = [
 
 def export(folder: Path, file: Tokenizer, *options: str) -> None:
     """Two bundles, each with the ids of the program or of the file."""
-    theirs = transformers.AutoTokenizer.from_pretrained(folder)(TEXTS)["input_ids"]
+    expected_ids = transformers.AutoTokenizer.from_pretrained(folder)(TEXTS)["input_ids"]
     written = [encoding.ids for encoding in file.encode_batch(TEXTS)]
-    for option, meant in ((), theirs), (("--tokenizer-as-written",), written):
+    for option, meant in ((), expected_ids), (("--tokenizer-as-written",), written):
         out = folder.parent / f"out{len(option)}"
         command.export(["--checkpoint", str(folder), "--out", str(out), *option, *options])
         served = Served(bundles.read(out / folder.name / "1")).encode(TEXTS, truncate=False)
@@ -54,10 +54,10 @@ def export(folder: Path, file: Tokenizer, *options: str) -> None:
 
 
 def parsed(folder: Path) -> Tokenizer:
-    found = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    found.no_padding()
-    found.no_truncation()
-    return found
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
 
 
 @pytest.mark.parametrize(
@@ -106,11 +106,11 @@ def test_sentencepieces_scores(tmp_path: Path, kind: str, is_alone: bool) -> Non
     )  # fmt: skip
     pieces.mkdir()
     (pieces / name).write_bytes(written.getvalue())
-    own = getattr(transformers, kind).from_pretrained(pieces)
-    save(made(model, vocab_size=len(own) + 8), folder)
+    tokenizer = getattr(transformers, kind).from_pretrained(pieces)
+    save(made(model, vocab_size=len(tokenizer) + 8), folder)
     if is_alone:
         (folder / name).write_bytes(written.getvalue())
         command.export(["--checkpoint", str(folder), "--out", str(tmp_path / "out")])
         return
-    own.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     export(folder, parsed(folder))

@@ -39,8 +39,8 @@ def test_a_saved_folder_answers_as_the_program_that_saved_it(tmp_path: Path, nam
     export(sources.checkpoint(folder), bundles, "saved")
     expected = np.asarray(case.expected(folder), np.float64)
     with serving(inference_of(bundles)) as url:
-        found = np.asarray(case.ask(url, "saved"), np.float64)
-    assert found.shape == expected.shape
-    largest[name] = float(np.abs(found - expected).max() / max(1.0, np.abs(expected).max()))
+        answers = np.asarray(case.ask(url, "saved"), np.float64)
+    assert answers.shape == expected.shape
+    largest[name] = float(np.abs(answers - expected).max() / max(1.0, np.abs(expected).max()))
     print(f"{name}: {largest[name]:.2g}")
     assert largest[name] <= LIMIT

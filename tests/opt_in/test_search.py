@@ -39,8 +39,8 @@ class Corpus(NamedTuple):
         answer = self.client.post("/v1/embeddings", json=body).raise_for_status().json()
         column = pq.read_table(self.vectors).column("vector").combine_chunks()
         vectors = column.flatten().to_numpy().reshape(len(column), -1)
-        found = np.argsort(-(vectors @ np.float32(answer["data"][0]["embedding"])))
-        return [int(row) for row in found[:CANDIDATES]]
+        order = np.argsort(-(vectors @ np.float32(answer["data"][0]["embedding"])))
+        return [int(row) for row in order[:CANDIDATES]]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_a_program_finds_what_an_exact_search_finds(
     body = {"model": RERANKER, "query": QUERIES[-1], "documents": documents}
     results = corpus.client.post("/v1/rerank", json=body).raise_for_status().json()["results"]
     reranked = rows_of(run(corpus, name, tmp_path / "index", QUERIES[-1], "--reranker", RERANKER))
-    assert reranked == [exact[one["index"]] for one in results[:TOP]]
+    assert reranked == [exact[entry["index"]] for entry in results[:TOP]]
     assert reranked != exact[:TOP]
 
 

@@ -76,14 +76,16 @@ def test_a_trained_modernbert_tags_as_well_as_in_pytorch(
     )
     given = {name: inputs[name] for name in ("input_ids", "attention_mask")}
     with torch.no_grad():
-        theirs = model(**given).logits.numpy()
+        expected_logits = model(**given).logits.numpy()
     rows = {name: own.tolist() for name, own in given.items()}
     body = {"model": MODERN, "precision": precision, "outputs": ["logits"], **rows}
     ours = np.array(asked(client, "/v1/infer", **body)["logits"], np.float32)
     counted = labels.numpy() != IGNORED
-    right = [(logits.argmax(-1) == labels.numpy())[counted].mean() for logits in (theirs, ours)]
+    right = [
+        (logits.argmax(-1) == labels.numpy())[counted].mean() for logits in (expected_logits, ours)
+    ]
     print(f"{precision}: {right[1]:.2%} of {counted.sum()} tokens right, PyTorch {right[0]:.2%}")
     assert right[1] >= right[0] - LOST
     if precision == "fp32":
-        assert np.abs(ours - theirs)[counted].max() <= LIMIT
+        assert np.abs(ours - expected_logits)[counted].max() <= LIMIT
     assert right[0] > 0.9

@@ -32,8 +32,8 @@ def test_every_check_has_its_row(driver: Any, url: str) -> None:
     assert len(page.all(".margins .meter")) == sum(check["limit"] > 0 for check in checks)
     assert page.text(".verdict").startswith(f"Passed. {len(checks)} checks")
     assert page.texts(".card h2") == ["What was certified", "fp32"]
-    said = "fp32: this server computes the bits that the certificate records."
-    assert page.texts(".bits-here") == [said]
+    message = "fp32: this server computes the bits that the certificate records."
+    assert page.texts(".bits-here") == [message]
     assert "onnxruntime" in page.text(".facts")
     assert "fp32 body: " in page.text(".facts")
     assert "nodes on CPUExecutionProvider" in page.text(".facts")
@@ -57,14 +57,14 @@ def test_other_bits_on_this_server_are_named(driver: Any, url: str, models: Mode
 def test_what_holds_on_a_gpu_is_shown(driver: Any, url: str, certificate: dict[str, Any]) -> None:
     held = {"bits": "differ", "largest_difference": 0.00125, "of_largest_value": 0.0005}
     case = {"case": "200 drawn batches", "output": "unequal sequences", "precision": "fp32"}
-    found = {"compared": 3448, "unequal": 17, "largest_difference": 0.00125, "largest_value": 2.5}
+    bits = {"compared": 3448, "unequal": 17, "largest_difference": 0.00125, "largest_value": 2.5}
     certificate["cuda"] = {
         "gpu": "NVIDIA H100",
         "onnxruntime": "1.31.1",
         "tf32": False,
         "nodes": {"fp32": {"body": {"CUDAExecutionProvider": {"Attention": 2, "Gemm": 8}}}},
         "checks": [dict(check) for check in certificate["checks"] if check["limit"]],
-        "bits": [{**case, **found}],
+        "bits": [{**case, **bits}],
         "holds": {"fp32": held, "fp16": {**held, "bits": "equal"}},
     }
     page = Playground(driver, f"{url}/models/embedder/1/certificate")

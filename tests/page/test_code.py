@@ -69,15 +69,15 @@ def request(task: str, url: str, model: str, **more: Any) -> dict[str, Any]:
         "id": model, "inputs": ["texts"], "limits": {"vocab_size": 23}, "normalize": True,
     }  # fmt: skip
     texts = [f"{text} [MASK]" if task == "fill_mask" else text for text in ODD]
-    asked = {"task": task, "url": url, "entry": entry, "texts": texts, "query": "the, $text"}
-    return {**asked, "cuts": [], "hasKey": False, "precision": "fp32", **more}
+    settings = {"task": task, "url": url, "entry": entry, "texts": texts, "query": "the, $text"}
+    return {**settings, "cuts": [], "hasKey": False, "precision": "fp32", **more}
 
 
 @pytest.fixture(scope="module")
 def made(make: Any, url: str) -> dict[str, dict[str, dict[str, str]]]:
     """Task -> language -> code and note, for a server of all tasks."""
-    asked = [request(task, url, model) for task, model in MODELS.items()]
-    return dict(zip(MODELS, make(*asked), strict=True))
+    requests = [request(task, url, model) for task, model in MODELS.items()]
+    return dict(zip(MODELS, make(*requests), strict=True))
 
 
 def test_each_task_has_the_clients_that_know_it(made: dict[str, Any]) -> None:
@@ -108,9 +108,9 @@ for name, program in {programs!r}.items():
 
 
 def test_every_line_for_a_shell_runs(made: dict[str, Any]) -> None:
-    for task, found in made.items():
-        for language in {"curl", "TEI"} & set(found):
-            code = found[language]["code"]
+    for task, snippet in made.items():
+        for language in {"curl", "TEI"} & set(snippet):
+            code = snippet[language]["code"]
             ended = subprocess.run(["bash", "-c", code], capture_output=True, check=True, text=True)
             assert ended.stdout, (task, language)
             assert not re.search(r'"error', ended.stdout), (task, language, ended.stdout[:300])
@@ -176,7 +176,7 @@ def test_ids_are_sent_to_routes_that_take_them(make: Any, url: str) -> None:
 
 
 def test_a_key_is_read_from_the_environment(make: Any, url: str) -> None:
-    asked = [request(task, url, model, hasKey=True) for task, model in MODELS.items()]
-    for found in make(*asked):
+    requests = [request(task, url, model, hasKey=True) for task, model in MODELS.items()]
+    for found in make(*requests):
         for language, program in found.items():
             assert "ADDNORM_API_KEY" in program["code"], language

@@ -69,9 +69,9 @@ def test_what_it_shows_is_what_the_server_answers(page: Playground, url: str) ->
     page.run(SENT)
     page.click("#in-mask")
     page.click("#send")
-    asked = json.loads(page.run("return sent"))
-    assert page.mask() == asked["attention_mask"] == [[1] * 7 + [0] * 3, [1] * 8 + [0] * 2]
-    answer = web.post(f"{url}/v1/infer", json=asked)
+    requests = json.loads(page.run("return sent"))
+    assert page.mask() == requests["attention_mask"] == [[1] * 7 + [0] * 3, [1] * 8 + [0] * 2]
+    answer = web.post(f"{url}/v1/infer", json=requests)
     stats, usage = answer.json()["norm_stats"], answer.json()["usage"]
     for table, name in ((1, "mean"), (2, "rstd")):
         cells = page.texts(f".pair > div:nth-child({table}) tr:not(.pad) td")
@@ -189,8 +189,8 @@ def test_errors_of_the_grid_stand_beside_it(page: Playground) -> None:
     for button, where in (("#again", "ways"), ("#send", "mask")):
         page.click(f"#in-{where}")
         page.click(button)
-        said = page.text("#inside-error.shown strong")
-        assert said.startswith("The answer of POST v1/infer is not")
+        message = page.text("#inside-error.shown strong")
+        assert message.startswith("The answer of POST v1/infer is not")
         assert page.text("#verdict") == "Not compared: the request failed."
 
 

@@ -186,9 +186,9 @@ def test_it_shows_where_a_text_was_cut(driver: Any, url: str) -> None:
     long = f"{'are ' * 38}pads dropped"
     for model, read in (("classifier", 38), ("reranker", 36)):
         page = Playground(driver, f"{url}#model={model}&query=the&lines=pads%0A{quote(long)}")
-        said = page.text("#cuts")
-        assert said.startswith("Text 2 was cut: ")
-        assert "the model reads 40 tokens." in said
+        message = page.text("#cuts")
+        assert message.startswith("Text 2 was cut: ")
+        assert "the model reads 40 tokens." in message
         assert page.text("#cuts s").startswith(long[4 * read - 1 :][:20])
         assert page.text("#answer .cut") == " cut"
         assert page.console() == []
@@ -368,9 +368,11 @@ def test_axe_finds_nothing(driver: Any, url: str, path: str) -> None:
     for scheme, rules in (("light", None), ("dark", ["color-contrast"])):
         page = Playground(driver, url + path, scheme=scheme)
         page.run(AXE.read_text())
-        asked = "axe.run(arguments[0] ? {runOnly: arguments[0]} : {}).then(arguments[1])"
-        for one in driver.execute_async_script(asked, rules)["violations"]:
-            raise AssertionError(f"{one['id']}: {one['nodes'][0]['html']}: {one['help']}")
+        script = "axe.run(arguments[0] ? {runOnly: arguments[0]} : {}).then(arguments[1])"
+        for violation in driver.execute_async_script(script, rules)["violations"]:
+            raise AssertionError(
+                f"{violation['id']}: {violation['nodes'][0]['html']}: {violation['help']}"
+            )
 
 
 def test_a_key_is_asked_for_and_kept_out_of_addresses(driver: Any, closed_url: str) -> None:

@@ -49,8 +49,8 @@ def opened(driver: Any, url: str) -> Iterator[Any]:
     """Opens the page with a request; nothing may go wrong on it."""
 
     def opened(model: str, task: str, texts: list[str] = TEXTS, **fields: str) -> Playground:
-        said = {"model": model, "task": task, "lines": "\n".join(texts), **fields}
-        return Playground(driver, f"{url}#{urlencode(said)}")
+        fields_sent = {"model": model, "task": task, "lines": "\n".join(texts), **fields}
+        return Playground(driver, f"{url}#{urlencode(fields_sent)}")
 
     yield opened
     page = Playground.__new__(Playground)
@@ -70,8 +70,8 @@ def cosine(one: list[float], other: list[float]) -> float:
 
 def shown(page: Playground, of: str = "#answer") -> list[float]:
     """Numbers beside bars, of shares in percent or not."""
-    found = page.texts(f"{of} .bars li > b")
-    return [float(text.removesuffix(" %")) / (100 if "%" in text else 1) for text in found]
+    values = page.texts(f"{of} .bars li > b")
+    return [float(text.removesuffix(" %")) / (100 if "%" in text else 1) for text in values]
 
 
 def near(expected: list[float]) -> Any:
@@ -83,14 +83,16 @@ def test_similarity(opened: Any, url: str) -> None:
     texts = asked(url, "/v1/embeddings", model="embedder", input=TEXTS, prompt_name="document")
     query = asked(url, "/v1/embeddings", model="embedder", input=["the text"])
     vectors = [entry["embedding"] for entry in texts["data"]]
-    rows = [[cosine(one, other) for other in vectors] for one in vectors]
+    rows = [[cosine(vector, other) for other in vectors] for vector in vectors]
     cells = [float(text) for text in page.texts(".similar td")]
     assert cells == pytest.approx([value for row in rows for value in row], abs=0.006)
     nearest = max((rows[a][b], a, b) for a in range(3) for b in range(a + 1, 3))
     of_query, of_pairs = page.texts(".headline")
     assert of_pairs.startswith(f"Nearest: texts {nearest[1] + 1} and {nearest[2] + 1}")
     assert of_query.startswith("Nearest to the query: text ")
-    by_query = sorted((cosine(query["data"][0]["embedding"], one) for one in vectors), reverse=True)
+    by_query = sorted(
+        (cosine(query["data"][0]["embedding"], vector) for vector in vectors), reverse=True
+    )
     assert shown(page) == near(by_query)
     assert len(page.all(".map circle")) == 3
     assert len(page.all(".map .query")) == 1
@@ -110,15 +112,15 @@ def test_rerank(opened: Any, url: str) -> None:
     page = opened("reranker", "rerank", query="the text")
     answer = asked(url, "/v1/rerank", model="reranker", query="the text", documents=TEXTS)
     results = answer["results"]
-    assert shown(page) == near([one["relevance_score"] for one in results])
-    assert page.texts(".bars .said") == [TEXTS[one["index"]] for one in results]
+    assert shown(page) == near([entry["relevance_score"] for entry in results])
+    assert page.texts(".bars .said") == [TEXTS[entry["index"]] for entry in results]
     assert page.text(".headline").startswith(f"Best: text {results[0]['index'] + 1}, ")
 
 
 def test_classify(opened: Any, url: str) -> None:
     page = opened("classifier", "classify")
     results = asked(url, "/v1/classify", model="classifier", texts=TEXTS)["results"]
-    assert page.texts(".bars .name") == [one["label"] for found in results for one in found]
+    assert page.texts(".bars .name") == [entry["label"] for label in results for entry in label]
     assert shown(page) == near([one["score"] for found in results for one in found])
     assert page.text(".headline").startswith(f"Text 1: {results[0][0]['label']}")
 
@@ -135,10 +137,10 @@ def test_fill_masks(opened: Any, url: str) -> None:
     texts = ["pads are [MASK].", "[MASK] costs [MASK]"]
     page = opened("masked-lm", "fill_mask", texts)
     results = asked(url, "/v1/fill-mask", model="masked-lm", texts=texts, top_k=5)["results"]
-    words = [one for masks in results for found in masks for one in found]
+    words = [candidate for masks in results for candidates in masks for candidate in candidates]
     assert len(words) == 15
-    assert page.texts(".bars .name") == [one["token_str"] for one in words]
-    assert shown(page) == near([one["score"] for one in words])
+    assert page.texts(".bars .name") == [word["token_str"] for word in words]
+    assert shown(page) == near([word["score"] for word in words])
 
 
 def test_weighted_words(opened: Any, url: str) -> None:
@@ -148,12 +150,12 @@ def test_weighted_words(opened: Any, url: str) -> None:
         sparse={"top_k": 12},
     )["sparse"]  # fmt: skip
     tokens = asked(url, "/v1/tokenize", model="masked-lm", input_ids=[vector["indices"]])
-    own = asked(url, "/v1/tokenize", model="masked-lm", texts=TEXTS[:1])["input_ids"][0]
-    found = sorted(
+    token_ids = asked(url, "/v1/tokenize", model="masked-lm", texts=TEXTS[:1])["input_ids"][0]
+    entries = sorted(
         zip(vector["values"], tokens["tokens"][0], vector["indices"], strict=True), reverse=True
     )
-    assert shown(page) == near([weight for weight, _, _ in found])
-    expected = [word if index in own else f"{word} added" for _, word, index in found]
+    assert shown(page) == near([weight for weight, _, _ in entries])
+    expected = [word if index in token_ids else f"{word} added" for _, word, index in entries]
     assert page.texts(".bars .name") == expected
     assert any(word.endswith(" added") for word in expected)
 
@@ -165,21 +167,21 @@ def test_log_probabilities(opened: Any, url: str) -> None:
         url, "/v1/completions", model="gpt", prompt=texts, echo=True, logprobs=1, max_tokens=1,
         temperature=0,
     )  # fmt: skip
-    found = [choice["logprobs"] for choice in answer["choices"]]
-    assert page.texts(".lp") == [token for one in found for token in one["tokens"][:-1]]
+    logprobs = [choice["logprobs"] for choice in answer["choices"]]
+    assert page.texts(".lp") == [token for entry in logprobs for token in entry["tokens"][:-1]]
     titles = page.run("return [...document.querySelectorAll('.lp')].map((one) => one.title)")
-    logs = [log for one in found for log in one["token_logprobs"][:-1]]
+    logs = [log for entry in logprobs for log in entry["token_logprobs"][:-1]]
     for title, log in zip(titles, logs, strict=True):
         assert title.startswith("the first" if log is None else "-")
         if log is not None:
             assert float(title.partition(";")[0]) == near(log)
-    total = sum(log for log in found[0]["token_logprobs"][1:-1])
-    said = page.text(".headline").removeprefix("Text 1: ").partition(" ")[0]
-    assert float(said) == near(total)
+    total = sum(log for log in logprobs[0]["token_logprobs"][1:-1])
+    headline = page.text(".headline").removeprefix("Text 1: ").partition(" ")[0]
+    assert float(headline) == near(total)
     shades = "return [...document.querySelectorAll('.lp')].map(one => one.style.cssText)"
     assert len(set(page.run(shades))) > 2
     page.run("document.querySelector('details').open = true")
-    page.until(lambda: len(page.all("details td")) == 2 * (len(found[0]["tokens"]) - 1))
+    page.until(lambda: len(page.all("details td")) == 2 * (len(logprobs[0]["tokens"]) - 1))
 
 
 def test_token_matches(opened: Any, url: str) -> None:

@@ -48,8 +48,8 @@ def test_the_health_check_finds_what_the_server_listens_on(
     check_address(Settings(host=host, port=0))
     with serve(host=host) as url:
         port = int(url.rpartition(":")[2])
-        own = ("127.0.0.1", "::1")  # in IPv4 a moment later than in IPv6
-        assert eventually(lambda: [each for each in own if answers(each, port)] == found)
+        loopback = ("127.0.0.1", "::1")  # in IPv4 a moment later than in IPv6
+        assert eventually(lambda: [entry for entry in loopback if answers(entry, port)] == found)
         environment = {"ADDNORM_PORT": str(port), "ADDNORM_HOST": host}
         subprocess.run([sys.executable, *CHECK], env=environment, check=True, timeout=PATIENCE_S)
 
@@ -63,8 +63,8 @@ def test_a_port_that_is_taken_is_found_before_models_load(name: str, host: str) 
         ports = {"port": 0, name: taken.getsockname()[1]}
         variable, option = f"ADDNORM_{name.upper()}", f"--{name.replace('_', '-')}"
         words = (
-            f"{variable}={ports[name]}: cannot listen there: Address already in use; end what"
-            f" listens there, or choose another port with {option} or {variable}"
+            f"{variable}={ports[name]}: cannot listen there: Address already in use; stop the"
+            f" program that listens there, or choose another port with {option} or {variable}"
         )
         with pytest.raises(StartupError, match=words):
             check_address(Settings(host=host, **ports))

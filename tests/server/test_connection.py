@@ -193,11 +193,11 @@ def noted(made: list[Connection]) -> type[Connection]:
 
 
 def test_a_connection_that_is_reset_while_idle_is_not_held(serve: Serve) -> None:
-    made = list[Connection]()
-    with serve(noted(made)) as url, closing(call(url)) as caller:
+    connections = list[Connection]()
+    with serve(noted(connections)) as url, closing(call(url)) as caller:
         caller.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
         assert status_of(caller) == 200
-        connection = ref(made.pop())
+        connection = ref(connections.pop())
         caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         caller.close()
         # well before the end of the time that idle connections are kept
@@ -254,7 +254,7 @@ def test_requests_sent_ahead_are_answered_in_order(patient: str) -> None:
 
 
 CHUNKED = head(0).replace(b"content-length: 0", b"transfer-encoding: chunked")
-NO_HTTP, LONG_HEAD = "this is no HTTP/1.1 request", "bytes or more, the limit is 32768"
+NO_HTTP, LONG_HEAD = "this is not an HTTP/1.1 request", "bytes or more, the limit is 32768"
 CODED, ENDS = "send chunked alone", "connection: close"
 TRAILERS = (
     b"x-request-timeout-ms: 1\r\nx-request-timeout-ms: 2\r\n"
@@ -403,9 +403,9 @@ def test_a_flood_on_one_connection_leaves_memory_and_others_alone(serve: Serve, 
             while time.monotonic() < ends:
                 with suppress(TimeoutError):
                     caller.sendall(more)
-                asked = time.process_time()  # the server's: others' turns at the cores are not its
+                start = time.process_time()  # the server's: others' turns at the cores are not its
                 assert other.get("/livez").status_code == 200
-                longest_s = max(longest_s, time.process_time() - asked)
+                longest_s = max(longest_s, time.process_time() - start)
         assert rss_mib() - before < 20
         assert longest_s < 1.0
 
@@ -621,8 +621,8 @@ def test_who_expects_to_be_asked_for_its_body_is_asked_unless_it_is_rejected(
     with closing(call(patient)) as caller:
         caller.sendall(head(length, "expect: 100-continue"))
         if status == 200:
-            told = caller.recv(25, socket.MSG_WAITALL)
-            assert told == b"HTTP/1.1 100 Continue\r\n\r\n"
+            status_line = caller.recv(25, socket.MSG_WAITALL)
+            assert status_line == b"HTTP/1.1 100 Continue\r\n\r\n"
             caller.sendall(GOOD)
         assert status_of(caller) == status
     with closing(call(patient)) as caller:  # HTTP/1.0 has no such answer

@@ -34,8 +34,8 @@ def test_chrome_may_call_from_a_public_page_into_this_network(
     serve: Serve, origins: str, status: int
 ) -> None:
     with serve(cors_origins=origins) as url:
-        asked = {**PREFLIGHT, "access-control-request-private-network": "true"}
-        answer = web.options(f"{url}/v1/embeddings", headers=asked)
+        headers = {**PREFLIGHT, "access-control-request-private-network": "true"}
+        answer = web.options(f"{url}/v1/embeddings", headers=headers)
     assert answer.status_code == status
     if status == 200:
         assert answer.headers["access-control-allow-private-network"] == "true"
@@ -78,5 +78,5 @@ def test_the_log_names_it_once_as_browsers_do_not_show_the_answer(
     with serve() as url:
         for _ in range(2):
             web.options(f"{url}/v1/embeddings", headers=PREFLIGHT)
-    (said,) = caplog.messages
-    assert said.endswith(f"set ADDNORM_CORS_ORIGINS={PAGE}")
+    (message,) = caplog.messages
+    assert message.endswith(f"set ADDNORM_CORS_ORIGINS={PAGE}")

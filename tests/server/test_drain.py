@@ -106,8 +106,8 @@ def test_whoever_has_connected_when_the_server_ends_is_answered(
         ThreadPoolExecutor(CALLERS) as callers,
     ):
         idle, kept = wrapped(connected(server)), wrapped(connected(server))
-        for known in (idle, kept):
-            assert answer(known, PROBE).startswith(b"HTTP/1.1 200")
+        for connection in (idle, kept):
+            assert answer(connection, PROBE).startswith(b"HTTP/1.1 200")
         with server.told_to_end():
             kept.sendall(POST)
             new = [connected(server) for _ in range(CALLERS)]
@@ -152,8 +152,8 @@ def test_calls_over_grpc_that_arrive_as_the_server_ends_are_told_so(few: Models)
             method, body = client.method("ModelInfer"), infer_request(**ALONE)
             calls = [method.future(body, timeout=PATIENCE_S) for _ in range(CALLERS)]
         for call in calls:
-            told = call.exception(PATIENCE_S)
-            assert (told.code(), told.details()) == (
+            error = call.exception(PATIENCE_S)
+            assert (error.code(), error.details()) == (
                 grpc.StatusCode.UNAVAILABLE,
                 "the server is shutting down: send the request to another",
             )

@@ -53,9 +53,9 @@ def started(
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A server and its port."""
     port = free_port()
-    own = {"ADDNORM_PORT": str(port), "ADDNORM_GRACE_S": str(GRACE_S), **environment}
+    variables = {"ADDNORM_PORT": str(port), "ADDNORM_GRACE_S": str(GRACE_S), **environment}
     process = subprocess.Popen(
-        [*command, "--bundles", str(bundles)], env={**os.environ, **own}, stderr=log,
+        [*command, "--bundles", str(bundles)], env={**os.environ, **variables}, stderr=log,
         preexec_fn=before,
     )  # fmt: skip
     try:

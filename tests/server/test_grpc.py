@@ -59,8 +59,8 @@ def test_a_key_is_needed_for_all_but_probes(few: Models) -> None:
             "PERMISSION_DENIED",
             "the API key 'scraper' is for metrics; this needs infer",
         )
-        for own in (("authorization", f"Bearer {KEY}"), ("api-key", KEY)):
-            assert call("ModelInfer", own, model_name="gpt", **ALONE).outputs
+        for metadata in (("authorization", f"Bearer {KEY}"), ("api-key", KEY)):
+            assert call("ModelInfer", metadata, model_name="gpt", **ALONE).outputs
 
 
 @pytest.mark.parametrize("path", [f"{INFER[:-5]}StreamInfer", "/grpc.health.v1.Health/Watch"])
@@ -78,17 +78,17 @@ def test_a_header_that_is_sent_twice_is_refused_as_over_http(few: Models) -> Non
 
 
 def test_a_key_has_its_limit_over_both_transports(few: Models) -> None:
-    own = ("authorization", f"Bearer {KEY}")
+    metadata = ("authorization", f"Bearer {KEY}")
     with (
         calling(few, api_keys=SecretStr(f"asker infer {KEY} 1")) as (call, service, url),
         runs_held_up(few),
     ):
-        under_way = begun(call, service, own)
-        refused = call.refused("ModelInfer", own, model_name="notebook", **ALONE)
+        under_way = begun(call, service, metadata)
+        refused = call.refused("ModelInfer", metadata, model_name="notebook", **ALONE)
         assert refused.code == "RESOURCE_EXHAUSTED"
         assert refused.metadata["retry-after"] == "1"
         assert refused.metadata["grpc-retry-pushback-ms"] == "1000"
-        plain = web.post(f"{url}/v1/infer", json={}, headers=dict([own]))
+        plain = web.post(f"{url}/v1/infer", json={}, headers=dict([metadata]))
         assert plain.json()["error"]["message"] == refused.words
         under_way.cancel()
 
@@ -143,12 +143,12 @@ def test_a_calls_own_deadline_is_the_requests(
         assert eventually(lambda: statuses(service, "504") == 1)
 
         def lines() -> list[Any]:
-            return [one for one in caplog.records if getattr(one, "route", "") == INFER]
+            return [record for record in caplog.records if getattr(record, "route", "") == INFER]
 
         assert eventually(lambda: bool(lines()))
-        (told,) = lines()
-        assert told.code == "deadline_exceeded"
-        assert 0 < told.timeout_ms < 1010
+        (entry,) = lines()
+        assert entry.code == "deadline_exceeded"
+        assert 0 < entry.timeout_ms < 1010
         go.set()
         assert first.result(timeout=PATIENCE_S).outputs
         assert_first_alone_was_computed(service)
@@ -316,8 +316,8 @@ def test_more_calls_than_connections_are_allowed_are_rejected(few: Models) -> No
         refused = call.refused("ModelMetadata", name="notebook")
         assert refused[:2] == (
             "UNAVAILABLE",
-            "1 calls over gRPC are under way, the limit is 1, of which each API key leaves some to"
-            " others; retry in 1 s",
+            "1 calls over gRPC are in progress, the limit is 1, of which each API key leaves some"
+            " to the other keys; retry in 1 s",
         )
         assert call("ServerLive").live
         under_way.cancel()
@@ -368,12 +368,12 @@ def test_slow_callers_and_faults_end_in_words(few: Models) -> None:
         raise ZeroDivisionError
 
     service = build(few, Settings(**{**OWN, "body_timeout_s": 0.01, "send_timeout_s": 0.02}))
-    for sends, answer, told in (
+    for sends, answer, status in (
         (False, echo, ("DEADLINE_EXCEEDED", "the message did not arrive within 0.01 s")),
-        (True, echo, ("CANCELLED", "the answer was not taken within 0.02 s")),
+        (True, echo, ("CANCELLED", "the answer was not read within 0.02 s")),
         (True, fails, ("INTERNAL", "internal server error (request id abc)")),
     ):
-        assert told_to(Slow(sends), service, answer) == told
+        assert told_to(Slow(sends), service, answer) == status
     assert service.grpc.calls.in_flight == service.gate.total["responses"] == 0
     service.close()
 
@@ -447,8 +447,8 @@ def test_a_message_that_is_slow_counts_as_the_largest_until_it_comes(few: Models
         method = GrpcMethod(INFER, echo, 1000)
         silent = [Slow(False, KEY) for _ in range(20)]
         tasks = await asked(calls, method, *silent)
-        told = {caller.told[1].partition(":")[0] for caller in silent if caller.told[1]}
-        assert told == {"overloaded"}
+        messages = {caller.told[1].partition(":")[0] for caller in silent if caller.told[1]}
+        assert messages == {"overloaded"}
         assert sum(map(ended, tasks)) == 12
         assert total["bodies"] == 8000
         quick, slow = Taking(True, OTHER), Slow(False, OTHER)
@@ -478,8 +478,8 @@ def test_a_key_leaves_calls_to_others(few: Models) -> None:
         tasks = await asked(calls, method, *silent)
         assert sum(map(ended, tasks)) == 13
         told = {caller.told for caller in silent if caller.told[0]}
-        words = "17 calls over gRPC are under way, the limit is 20, of which each API key leaves"
-        assert told == {("UNAVAILABLE", f"{words} some to others; retry in 1 s")}
+        words = "17 calls over gRPC are in progress, the limit is 20, of which each API key leaves"
+        assert told == {("UNAVAILABLE", f"{words} some to the other keys; retry in 1 s")}
         other = Taking(True, OTHER)
         await asked(calls, method, other)
         assert other.told == ("OK", "")
@@ -555,7 +555,7 @@ def test_a_call_is_counted_and_logged_as_a_request(
         call("ModelInfer", ("x-request-id", "abc"), model_name="notebook", **ALONE)
         assert eventually(lambda: statuses(service, "200") == 1)
         assert value(service.metrics, "addnorm_real_tokens_total", model="notebook") == 5
-        (line,) = (each for each in caplog.records if hasattr(each, "route"))
+        (line,) = (record for record in caplog.records if hasattr(record, "route"))
         told: Any = line
         assert (told.request_id, told.method, told.route, told.status) == (
             "abc", "POST", INFER, 200,

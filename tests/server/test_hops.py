@@ -27,33 +27,35 @@ Function = tuple[str, str]  # its file, its name
 def passed() -> Iterator[set[Function]]:
     """The functions of ours that any thread begins, of those that start meanwhile too.
     Comprehensions are part of their functions."""
-    found = set[Function]()
+    functions = set[Function]()
 
     def note(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
         is_own = OURS in code.co_filename and not code.co_name.endswith(("comp>", "genexpr>"))
         if event == "call" and is_own:
-            found.add((code.co_filename.removeprefix(OURS), code.co_qualname))
+            functions.add((code.co_filename.removeprefix(OURS), code.co_qualname))
 
     before = sys.getprofile()
     threading.setprofile(note)
     try:
-        yield found
+        yield functions
     finally:
         threading.setprofile(before)
 
 
 def test_one_short_text_passes_few_functions(text_bundles: Path) -> None:
     with (
-        passed() as found,
+        passed() as functions,
         serving(inference_of(text_bundles, worker_threads=2)) as url,
         web.client(base_url=url) as client,
     ):
         for text in ("What is made once is not counted.", "Pads are dropped."):
-            found.clear()
+            functions.clear()
             assert client.post("/v1/embeddings", json={"input": [text]}).status_code == 200
-            assert eventually(lambda: any("Reporter.report" in name for _, name in found))
-    own = {one for one in found if one[1].rpartition(".")[2] not in ON_A_TIMER}
-    assert ("/service/asking/answer.py", "Answers.answer") in own
-    assert len(own) <= MAX_FUNCTIONS, sorted(own)
-    assert len({path for path, _ in own}) <= MAX_FILES
+            assert eventually(lambda: any("Reporter.report" in name for _, name in functions))
+    on_the_way = {
+        function for function in functions if function[1].rpartition(".")[2] not in ON_A_TIMER
+    }
+    assert ("/service/asking/answer.py", "Answers.answer") in on_the_way
+    assert len(on_the_way) <= MAX_FUNCTIONS, sorted(on_the_way)
+    assert len({path for path, _ in on_the_way}) <= MAX_FILES

@@ -147,10 +147,10 @@ def test_a_keys_own_limit_of_requests_at_once(closed: httpx.Client, few: Models)
         return closed.post("/v1/infer", json=GOOD, headers=bearer(key))
 
     with runs_held_up(few) as go, ThreadPoolExecutor(6) as callers:
-        asked = [callers.submit(ask, key) for key in [ASK] * 3 + [RUN] * 3]
-        assert eventually(lambda: sum(one.done() for one in asked[:3]) == 2)
+        futures = [callers.submit(ask, key) for key in [ASK] * 3 + [RUN] * 3]
+        assert eventually(lambda: sum(future.done() for future in futures[:3]) == 2)
         go.set()
-        answers = [one.result() for one in asked]
+        answers = [future.result() for future in futures]
     refused = [answer for answer in answers[:3] if answer.status_code == 429]
     assert len(refused) == 2
     assert {answer.headers["retry-after"] for answer in refused} == {"1"}
@@ -179,10 +179,10 @@ def test_without_keys_all_is_open() -> None:
         (f"# comment\nname all {ASK}", "entry 2: an API key is"),
         ("name infer short-secret", "entry 1: the key has 12 characters, at least 16"),
         ("name infer sha256:abc", "entry 1: sha256: must be followed by 64"),
-        (f"name infer {ASK}; name infer {RUN}", "a name or a key twice"),
-        (f"a infer {ASK}; b infer {ASK}", "a name or a key twice"),
-        ("  # all withdrawn", "there is no API key where the settings say"),
-        ("", "there is no API key where the settings say"),
+        (f"name infer {ASK}; name infer {RUN}", "the same name or the same key twice"),
+        (f"a infer {ASK}; b infer {ASK}", "the same name or the same key twice"),
+        ("  # all withdrawn", "the settings for API keys contain no key"),
+        ("", "the settings for API keys contain no key"),
     ],
 )
 def test_a_line_that_is_no_key_stops_the_start_and_is_not_shown(lines: str, words: str) -> None:

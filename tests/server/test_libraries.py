@@ -68,8 +68,8 @@ def names_in(package: str, library: str, pattern: bytes) -> set[str]:
     """The strings of a compiled library that are whole names of this pattern."""
     spec = inspect.getfile(__import__(package))
     (file,) = Path(spec).parent.glob(library)
-    found = re.findall(rb"(?<!cy)(?:%b)(?=\0)" % pattern, file.read_bytes())
-    return {name.decode() for name in found if not name.endswith((b".h", b".cc"))}
+    names = re.findall(rb"(?<!cy)(?:%b)(?=\0)" % pattern, file.read_bytes())
+    return {name.decode() for name in names if not name.endswith((b".h", b".cc"))}
 
 
 def test_options_of_uvicorn(few: Models) -> None:

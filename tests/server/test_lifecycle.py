@@ -73,7 +73,9 @@ def test_few_files_lower_the_limit_on_connections_and_probes_are_answered(small:
     process = Process(small, max_files=64)
     try:
         warning = process.wait_for(lambda line: line["level"] == "warning")
-        assert "ADDNORM_MAX_CONNECTIONS is 1024, but a limit of 64 open files" in warning["message"]
+        assert (
+            "ADDNORM_MAX_CONNECTIONS is 1024, but the limit of 64 open files" in warning["message"]
+        )
         with ExitStack() as idle:
             for _ in range(200):
                 caller = socket.create_connection(("127.0.0.1", process.port))

@@ -110,9 +110,9 @@ def test_no_other_name_does_where_only_this_machine_may_call(
 
 
 def test_a_preflight_that_comes_so_far_is_of_no_named_origin() -> None:
-    asked = {"origin": EVIL, "access-control-request-method": "POST"}
+    headers = {"origin": EVIL, "access-control-request-method": "POST"}
     with pytest.raises(MethodNotAllowed, match=f"ADDNORM_CORS_ORIGINS={EVIL}"):
-        check(asked, "OPTIONS")
+        check(headers, "OPTIONS")
 
 
 @pytest.mark.parametrize(
@@ -129,5 +129,5 @@ def test_a_simple_post_of_a_page_is_refused_before_any_work(
             answer = web.post(url + path, content=b"{}", headers=headers)
             assert answer.status_code == 403
             assert f"ADDNORM_CORS_ORIGINS={EVIL}" in answer.text
-    (said,) = caplog.messages  # once, as browsers do not show the answer
-    assert said.endswith(f"set ADDNORM_CORS_ORIGINS={EVIL}")
+    (message,) = caplog.messages  # once, as browsers do not show the answer
+    assert message.endswith(f"set ADDNORM_CORS_ORIGINS={EVIL}")

@@ -68,8 +68,8 @@ def test_nothing_is_held_after_an_answer_for_which_there_is_no_memory(
     def encode(ask: Ask) -> None:
         np.empty(2**55)
 
-    own = {"answer_bytes": num_values, "key": "a", "encode": encode}
-    ask = ask_for(service.models.find("gpt"), [[1, 2, 3]], Activations(), **own)
+    options = {"answer_bytes": num_values, "key": "a", "encode": encode}
+    ask = ask_for(service.models.find("gpt"), [[1, 2, 3]], Activations(), **options)
     with pytest.raises(MemoryError), service.gate.admit(ask):
         asyncio.run(service.answers.answer(ask))
     assert not any(service.gate.total.values())
@@ -117,8 +117,8 @@ def test_a_rejected_body_is_freed_at_once(few: Models) -> None:
                 assert (await client.post("/v1/infer", json=body, headers=headers)).is_client_error
 
     def held() -> list[Ask]:
-        known = [one for one in gc.get_objects() if type(one) is Ask]
-        return [one for one in known if one.timeout_s == 123.456]
+        asks = [one for one in gc.get_objects() if type(one) is Ask]
+        return [one for one in asks if one.timeout_s == 123.456]
 
     gc.collect()
     gc.disable()

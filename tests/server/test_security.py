@@ -247,8 +247,8 @@ def test_nothing_is_unpickled_run_or_taken_from_elsewhere() -> None:
     }  # fmt: skip
     command = ROOT / "service" / "command.py"  # runs the exporter, before anybody is served
     for path in (ROOT / "service").rglob("*.py"):
-        found = {name.partition(".")[0] for name in imported(path)} & banned
-        assert found == ({"subprocess"} if path == command else set()), path
+        packages = {name.partition(".")[0] for name in imported(path)} & banned
+        assert packages == ({"subprocess"} if path == command else set()), path
     for package in ("service", "model", "export"):
         for path in (ROOT / package).rglob("*.py"):
             text = path.read_text()
@@ -292,10 +292,14 @@ def test_lists_of_callers_stop_at_their_first_error() -> None:
     models = list(request_models())
     assert models
     for model in models:
-        for found in lists_in(model.__pydantic_core_schema__):
-            items = found.get("items_schema", {"type": "any"})
-            ends = found.get("fail_fast") or found.get("max_length") or items["type"] == "any"
-            assert ends, (model, found)
+        for list_schema in lists_in(model.__pydantic_core_schema__):
+            items = list_schema.get("items_schema", {"type": "any"})
+            ends = (
+                list_schema.get("fail_fast")
+                or list_schema.get("max_length")
+                or items["type"] == "any"
+            )
+            assert ends, (model, list_schema)
 
 
 MANY_KEYS = b"".join(b', "k%d": 0' % n for n in range(300_000))
@@ -366,16 +370,16 @@ def test_the_image_runs_as_nobody() -> None:
 def test_the_images_health_check_asks_with_and_without_https(
     serve: Serve, certificate: tuple[Path, Path]
 ) -> None:
-    found = re.findall(r"CMD (\[.*health.*\])", (ROOT / "Dockerfile").read_text())
-    check = [sys.executable, *json.loads(found[0])[1:]]
+    commands = re.findall(r"CMD (\[.*health.*\])", (ROOT / "Dockerfile").read_text())
+    check = [sys.executable, *json.loads(commands[0])[1:]]
     cert, key = certificate
     for files in ({}, {"tls_cert": cert, "tls_key": key}):
         with serve(**files) as url:
-            own = {"ADDNORM_PORT": url.rpartition(":")[2]}
-            own |= {"ADDNORM_TLS_CERT": "x"} if files else {}
-            checks = (subprocess.run(check, env=own) for _ in range(9))
+            environment = {"ADDNORM_PORT": url.rpartition(":")[2]}
+            environment |= {"ADDNORM_TLS_CERT": "x"} if files else {}
+            checks = (subprocess.run(check, env=environment) for _ in range(9))
             assert any(check.returncode == 0 for check in checks)  # Docker asks again too
-        gone = subprocess.run(check, env=own, capture_output=True, timeout=60)
+        gone = subprocess.run(check, env=environment, capture_output=True, timeout=60)
         assert gone.returncode == 1
 
 

@@ -95,14 +95,14 @@ def test_a_killed_servers_file_is_replaced_a_running_ones_is_not(
         )  # fmt: skip
         assert second.returncode == 1
         assert second.stderr.splitlines() == [
-            f"addnorm: ADDNORM_SOCKET={path}: cannot listen there: Address already in use; end what"
-            " listens there, or choose another path with --socket or ADDNORM_SOCKET"
+            f"addnorm: ADDNORM_SOCKET={path}: cannot listen there: Address already in use; stop the"
+            " program that listens there, or choose another path with --socket or ADDNORM_SOCKET"
         ]
         with asking(path) as client:
             assert client.get("/readyz").status_code == 200
         check = [sys.executable, "-m", "addnorm.service.server.healthcheck"]
-        own = {"ADDNORM_SOCKET": str(path), "ADDNORM_PORT": "", "ADDNORM_TLS_CERT": ""}
-        subprocess.run(check, env={**os.environ, **own}, check=True)
+        environment = {"ADDNORM_SOCKET": str(path), "ADDNORM_PORT": "", "ADDNORM_TLS_CERT": ""}
+        subprocess.run(check, env={**os.environ, **environment}, check=True)
     finally:
         assert process.terminate() == 0
     assert not path.exists()
@@ -112,7 +112,7 @@ def test_a_path_where_no_server_can_listen_is_named(tmp_path: Path) -> None:
     other = tmp_path / "notes.txt"
     other.write_text("mine")
     for path, why in (
-        (other, "a file that is no socket lies there"),
+        (other, "the path is a file, but not a socket"),
         (tmp_path / "missing" / "addnorm.sock", "No such file or directory"),
         (tmp_path / ("x" * 120), "AF_UNIX path too long"),
     ):
@@ -165,6 +165,6 @@ def test_systemds_socket_is_served_until_only_probes_come(small: Path, tmp_path:
             _, log = server.communicate(timeout=PATIENCE_S)
         assert not answer  # it ended although probes came
         assert server.returncode == 0
-        assert "no request came for 0.5 s: ending" in log
+        assert "no request for 0.5 s: shutting down" in log
         with socket.socket(socket.AF_UNIX) as late:
             late.connect(str(path))

@@ -48,18 +48,20 @@ def test_commands_that_are_started_do_not_search_the_working_folder() -> None:
     folders = ("service", "export", "model", "corpus", "load", "cluster", "examples")
     sources = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     started = [
-        f"{path.relative_to(ROOT)}: {found}"
+        f"{path.relative_to(ROOT)}: {line}"
         for path in sources
-        for found in re.findall(r'.*"-m".*', path.read_text())
-        if '"-P", "-m"' not in found
+        for line in re.findall(r'.*"-m".*', path.read_text())
+        if '"-P", "-m"' not in line
     ]
     assert started == []
 
 
 def test_documents_name_no_command_that_searches_the_working_folder() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
-    told = [page.name for page in pages if re.search(r"python3? -m addnorm\b", page.read_text())]
-    assert told == []
+    pages_named = [
+        page.name for page in pages if re.search(r"python3? -m addnorm\b", page.read_text())
+    ]
+    assert pages_named == []
 
 
 def test_images_do_not_search_the_working_folder() -> None:

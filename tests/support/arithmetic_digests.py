@@ -93,10 +93,10 @@ def entities() -> list[Any]:
     tokenizer.pre_tokenizer = Whitespace()
     encoding, labels = tokenizer.encode(text), ("O", "B-X", "I-X")
     scores = classification.probabilities(numbers(len(encoding), 3))
-    found = tagging.tag_tokens(
+    tags = tagging.tag_tokens(
         text, encoding, scores, labels, Pieces.from_tokenizer(tokenizer), "average", ()
     )
-    return [tag.score for tag in found]
+    return [tag.score for tag in tags]
 
 
 def small(dtype: VectorDType) -> NDArray[Any]:
@@ -113,7 +113,7 @@ def places() -> dict[str, Make]:
     """Where answers are made of what the graph gave."""
     rows, labels = numbers(70, 384), numbers(60, 9)
     mixed = np.vstack([rows[:64, :40], zeros(), zeros()])
-    made: dict[str, Make] = {
+    makers: dict[str, Make] = {
         "unit length": unit_vectors,
         "log-probabilities": logprobs,
         "softmax of labels": lambda: classification.probabilities(labels, "softmax"),
@@ -126,11 +126,11 @@ def places() -> dict[str, Make]:
         "figures of a stored index": comparison,
     }
     for pooling in get_args(Pooling):
-        made[f"pooling: {pooling}"] = lambda pooling=pooling: pooled(pooling, rows)
-        made[f"zeros, pooling: {pooling}"] = lambda pooling=pooling: pooled(pooling, mixed)
+        makers[f"pooling: {pooling}"] = lambda pooling=pooling: pooled(pooling, rows)
+        makers[f"zeros, pooling: {pooling}"] = lambda pooling=pooling: pooled(pooling, mixed)
     for dtype in get_args(VectorDType):
-        made[f"vectors in {dtype}"] = lambda dtype=dtype: small(dtype)
-    return made
+        makers[f"vectors in {dtype}"] = lambda dtype=dtype: small(dtype)
+    return makers
 
 
 def _unit_pair() -> tuple[Floats, Floats]:
@@ -140,11 +140,11 @@ def _unit_pair() -> tuple[Floats, Floats]:
 
 def digest(made: Any) -> str:
     """The first 16 hexadecimal digits of the sha256 of all bits, shapes and dtypes."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for part in made if isinstance(made, list | tuple) else [made]:
         array = np.ascontiguousarray(part)
-        found.update(f"{array.dtype} {array.shape}".encode() + array.tobytes())
-    return found.hexdigest()[:16]
+        sha256.update(f"{array.dtype} {array.shape}".encode() + array.tobytes())
+    return sha256.hexdigest()[:16]
 
 
 def digests() -> dict[str, str]:

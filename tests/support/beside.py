@@ -46,7 +46,7 @@ def compared(
     for precision in entry["precisions"]:
         ask = _Ask(client, name, precision, outputs)
         ragged = ask.ragged(sent)
-        others = [ask.ragged([one])[0] for one in sent]
+        others = [ask.ragged([body])[0] for body in sent]
         others += [answer for where in PLACES for answer in ask.padded(sent, where)]
         unequal = sum(not _same(one, ragged[index % len(sent)]) for index, one in enumerate(others))
         differences = [
@@ -91,9 +91,12 @@ class _Ask(NamedTuple):
         told = {"model": self.model, "precision": self.precision, "outputs": self.outputs}
         got = self.client.post("/v1/infer", json=body | told)
         assert got.status_code == 200, got.text
-        found = got.json()
+        payload = got.json()
         return [
-            {name: _real(name, np.array(found[name][index], "f4"), chosen) for name in self.outputs}
+            {
+                name: _real(name, np.array(payload[name][index], "f4"), chosen)
+                for name in self.outputs
+            }
             for index, chosen in enumerate(columns)
         ]
 
@@ -105,8 +108,8 @@ def _real(name: str, values: NDArray[np.float32], chosen: Any) -> NDArray[np.flo
 
 def largest(differences: Sequence[Sequence[float]]) -> list[float]:
     """The largest of each kind. NaN where there is one."""
-    found: list[float] = np.max(differences, axis=0).tolist()
-    return found
+    maxima: list[float] = np.max(differences, axis=0).tolist()
+    return maxima
 
 
 def _same(one: Answer, other: Answer) -> bool:

@@ -58,8 +58,8 @@ def screen(driver: Any, width: int, height: int, scheme: str = "light", scale: i
 @contextmanager
 def before_load(driver: Any, script: str) -> Iterator[None]:
     """Runs a script before those of each page that is loaded."""
-    asked = {"source": f"{{{script}}}"}
-    added = driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", asked)
+    parameters = {"source": f"{{{script}}}"}
+    added = driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", parameters)
     try:
         yield
     finally:
@@ -69,12 +69,12 @@ def before_load(driver: Any, script: str) -> Iterator[None]:
 def requested(driver: Any) -> list[str]:
     """Addresses of all requests since the last call."""
     messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
-    sent = [each for each in messages if each["method"] == "Network.requestWillBeSent"]
-    return [each["params"]["request"]["url"] for each in sent]
+    sent = [message for message in messages if message["method"] == "Network.requestWillBeSent"]
+    return [body["params"]["request"]["url"] for body in sent]
 
 
 def picture(driver: Any, path: Path, whole: bool = False) -> None:
     """A PNG of the screen, or of the whole page."""
-    asked = {"format": "png", "captureBeyondViewport": whole}
-    taken = driver.execute_cdp_cmd("Page.captureScreenshot", asked)
+    parameters = {"format": "png", "captureBeyondViewport": whole}
+    taken = driver.execute_cdp_cmd("Page.captureScreenshot", parameters)
     path.write_bytes(base64.b64decode(taken["data"]))

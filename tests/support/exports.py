@@ -114,17 +114,17 @@ def _made_once(key: str, make: Callable[[], Graph], weights: dict[str, Array]) -
     file = _shared[0] / f"{key}.pickle"
     with FileLock(f"{file}.lock"):
         if not file.exists():
-            made = _without_weights(make(), weights)
-            file.write_bytes(pickle.dumps((made.proto.SerializeToString(), made.values)))
-            return made
+            model = _without_weights(make(), weights)
+            file.write_bytes(pickle.dumps((model.proto.SerializeToString(), model.values)))
+            return model
     proto, values = pickle.loads(file.read_bytes())
     return Graph(ModelProto.FromString(proto), values)
 
 
 def _without_weights(made: Graph, weights: dict[str, Array]) -> Graph:
     """Other values are the memory of the model's buffers, which a test may change."""
-    own = {name: array.copy() for name, array in made.values.items() if name not in weights}
-    return Graph(made.proto, own)
+    arrays = {name: array.copy() for name, array in made.values.items() if name not in weights}
+    return Graph(made.proto, arrays)
 
 
 def _with_weights(made: Graph, weights: dict[str, Array]) -> Graph:
@@ -141,22 +141,22 @@ def _with_weights(made: Graph, weights: dict[str, Array]) -> Graph:
 def _digest(model: nn.Module, weights: dict[str, Array], *arguments: int) -> str:
     """A digest of all that the exporter looks at: classes, attributes and buffers; of weights their
     shapes, which of them are equal, and what is the same everywhere in one, such as zeros."""
-    made = sha256(repr(arguments).encode())
+    digest = sha256(repr(arguments).encode())
     for name, module in model.named_modules():
         if name.startswith(HEADS):
             continue
         public = {key: value for key, value in vars(module).items() if not key.startswith("_")}
         if "config" in public:
             public["config"] = replace(public["config"], heads={})
-        made.update(repr((name, type(module), public)).encode())
+        digest.update(repr((name, type(module), public)).encode())
     first: dict[tuple[str, bytes], str] = {}
     for name, array in weights.items():
         kind, values = f"{array.dtype}{array.shape}", array.tobytes()
-        made.update(f"{name} {kind} {first.setdefault((kind, values), name)}".encode())
+        digest.update(f"{name} {kind} {first.setdefault((kind, values), name)}".encode())
         if values == values[: array.itemsize] * array.size:
-            made.update(values[: array.itemsize])
+            digest.update(values[: array.itemsize])
     for name, tensor in model.named_buffers():
         if not name.startswith(HEADS):
-            made.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            made.update(tensor.detach().numpy().tobytes())
-    return made.hexdigest()
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().numpy().tobytes())
+    return digest.hexdigest()

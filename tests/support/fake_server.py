@@ -18,7 +18,7 @@ def fake_server(
     """A server that gives answer(body) to each body, after the first `stall_s` seconds. GET
     requests have an empty body. paths: takes those that were asked."""
     stalls, turn = iter([stall_s]), threading.Lock()
-    asked: set[str] = set() if paths is None else paths
+    paths_asked: set[str] = set() if paths is None else paths
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -31,7 +31,7 @@ def fake_server(
             self.give(b"")
 
         def give(self, body: bytes) -> None:
-            asked.add(self.path)
+            paths_asked.add(self.path)
             with turn:
                 time.sleep(next(stalls, 0.0))
             status, content = answer(body)

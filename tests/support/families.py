@@ -97,13 +97,13 @@ def made(class_name: str, **changed: Any) -> PreTrainedModel:
     """Each weight is drawn by its name, so that classes of one family have the same body."""
     family = family_of(class_name)
     has_labels = "Classification" in class_name and "id2label" not in changed
-    own = {"num_labels": NUM_LABELS} if has_labels else {}
-    config = getattr(transformers, f"{family}Config")(**{**CONFIGS[family], **own, **changed})
+    options = {"num_labels": NUM_LABELS} if has_labels else {}
+    config = getattr(transformers, f"{family}Config")(**{**CONFIGS[family], **options, **changed})
     model: PreTrainedModel = getattr(transformers, class_name)(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            own = name.removeprefix(f"{model.base_model_prefix}.")
-            draws = torch.Generator().manual_seed(zlib.crc32(own.encode()))
+            short_name = name.removeprefix(f"{model.base_model_prefix}.")
+            draws = torch.Generator().manual_seed(zlib.crc32(short_name.encode()))
             deviation = 0.15 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5
             parameter.normal_(0.0, deviation, generator=draws)
             if parameter.dim() == 1 and name.endswith("weight"):  # of a norm

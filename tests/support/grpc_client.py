@@ -96,8 +96,8 @@ def outputs(names: Sequence[str]) -> list[dict[str, str]]:
 
 
 def infer_request(**fields: Any) -> bytes:
-    made: bytes = message_types()["inference.ModelInferRequest"](**fields).SerializeToString()
-    return made
+    message: bytes = message_types()["inference.ModelInferRequest"](**fields).SerializeToString()
+    return message
 
 
 def tensors(answer: Any) -> dict[str, np.ndarray]:

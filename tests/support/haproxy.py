@@ -69,9 +69,9 @@ def balancer(addresses: Sequence[str], port: int) -> Iterator[Balancer]:
         command = [PROGRAM, "-db", "-q", "-f", str(CONFIGURATION), "-f", str(own)]
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
         try:
-            found = Balancer(LOOPBACK, listen, process.pid, control=control)
-            wait_for_servers(found, len(addresses))
-            yield found
+            running = Balancer(LOOPBACK, listen, process.pid, control=control)
+            wait_for_servers(running, len(addresses))
+            yield running
         finally:
             process.terminate()
             process.wait()
@@ -111,10 +111,10 @@ def prefixed(url: str, prefix: str) -> Iterator[str]:
     """haproxy before one server, which takes this prefix off each path. -> the server's new URL."""
     listen = f"{LOOPBACK}:{free_port()}"
     with TemporaryDirectory() as folder:
-        own = Path(folder, "own.cfg")
+        configuration = Path(folder, "own.cfg")
         server = url.removeprefix("http://")
-        own.write_text(PREFIXED.format(listen=listen, prefix=prefix, server=server))
-        process = subprocess.Popen([str(PROGRAM), "-db", "-q", "-f", str(own)])
+        configuration.write_text(PREFIXED.format(listen=listen, prefix=prefix, server=server))
+        process = subprocess.Popen([str(PROGRAM), "-db", "-q", "-f", str(configuration)])
         try:
             assert eventually(lambda: _accepts(listen))
             yield f"http://{listen}{prefix}"

@@ -24,8 +24,8 @@ class Hub:
     sent: list[str] = field(default_factory=list)
 
     def files(self) -> dict[str, bytes]:
-        found = sorted(path for path in self.folder.rglob("*") if path.is_file())
-        return {path.relative_to(self.folder).as_posix(): path.read_bytes() for path in found}
+        paths = sorted(path for path in self.folder.rglob("*") if path.is_file())
+        return {path.relative_to(self.folder).as_posix(): path.read_bytes() for path in paths}
 
 
 @contextmanager

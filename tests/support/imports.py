@@ -16,9 +16,9 @@ def imported(path: Path, modules: Container[str] = ()) -> set[str]:
             names |= {alias.name for alias in node.names}
         else:
             assert node.level == 0, f"{path}: relative import"
-            found = {f"{node.module}.{alias.name}" for alias in node.names}
-            names |= found
-            if not all(name in modules for name in found):
+            imports = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= imports
+            if not all(name in modules for name in imports):
                 names.add(str(node.module))
     return names
 

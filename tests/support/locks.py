@@ -18,9 +18,9 @@ def held() -> "list[CheckedLock]":
 
 def taken_wrongly() -> list[str]:
     """Since the last call, by any thread."""
-    found = _wrong[:]
-    del _wrong[: len(found)]
-    return found
+    wrong = _wrong[:]
+    del _wrong[: len(wrong)]
+    return wrong
 
 
 class CheckedLock:
@@ -73,6 +73,6 @@ class CheckedLock:
 
 
 def _refuse(what: str) -> None:
-    said = f"the thread {threading.current_thread().name} {what}"
-    _wrong.append(said)
-    raise AssertionError(said)
+    message = f"the thread {threading.current_thread().name} {what}"
+    _wrong.append(message)
+    raise AssertionError(message)

@@ -20,4 +20,6 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 def total(metrics: Metrics, name: str) -> float:
     """The sum of a metric over all its labels."""
     families = metrics.registry.collect()
-    return sum(one.value for family in families for one in family.samples if one.name == name)
+    return sum(
+        sample.value for family in families for sample in family.samples if sample.name == name
+    )

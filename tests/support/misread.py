@@ -83,14 +83,14 @@ def _is_alike(one: Transformer, other: Transformer) -> bool:
         return False
     ids = torch.arange(min(24, config.max_positions))[None] * 7 % config.vocab_size
     types = (torch.arange(ids.shape[1]) > 5).long()[None] % config.type_vocab_size
-    mask, found = torch.ones_like(ids), []
+    mask, ids_seen = torch.ones_like(ids), []
     with torch.no_grad():
         for model in (one, other):
             rows = model(ids, mask, types if config.type_vocab_size > 1 else None)[0]
-            found.append([rows, *(model.head(name, rows, mask) for name in model.heads)])
+            ids_seen.append([rows, *(model.head(name, rows, mask) for name in model.heads)])
     return all(
         mine.shape == theirs.shape and (mine - theirs).abs().max() <= NO_OTHER * theirs.abs().max()
-        for mine, theirs in zip(*found, strict=True)
+        for mine, theirs in zip(*ids_seen, strict=True)
     )
 
 
@@ -158,9 +158,9 @@ def _weights(source: Source) -> Iterator[Misread]:
         if name.startswith("blocks.") and not name.startswith(LAYER):
             continue
         for what, change in CHANGES.items():
-            made = change(tensor.detach())
-            if made is not None and not torch.equal(made, tensor):
-                yield Misread("weights", f"{name} {what}", _with(source, name, made))
+            changed_tensor = change(tensor.detach())
+            if changed_tensor is not None and not torch.equal(changed_tensor, tensor):
+                yield Misread("weights", f"{name} {what}", _with(source, name, changed_tensor))
 
 
 def _with(source: Source, name: str, tensor: torch.Tensor) -> Source:

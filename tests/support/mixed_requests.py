@@ -81,7 +81,9 @@ class Draws:
         few = [
             self._drawn(self._tokens, self._new_tokens) for _ in range(self.random.randint(1, 5))
         ]
-        return [[token % limits.vocab_size for token in one[: limits.max_positions]] for one in few]
+        return [
+            [token % limits.vocab_size for token in entry[: limits.max_positions]] for entry in few
+        ]
 
     def types(self, model: str, sequences: list[list[int]]) -> list[list[int]] | None:
         """Token types of a few kinds, so that they repeat too."""
@@ -92,7 +94,7 @@ class Draws:
             lambda length: [0] * (length // 2) + [1] * (length - length // 2),
             lambda length: [1] * length,
         ]
-        return self.one_of(None, [self.one_of(*kinds)(len(one)) for one in sequences])  # type: ignore[no-any-return]
+        return self.one_of(None, [self.one_of(*kinds)(len(sequence)) for sequence in sequences])  # type: ignore[no-any-return]
 
 
 class Grid(NamedTuple):
@@ -125,22 +127,22 @@ def _outputs(draws: Draws, bundle: Bundle) -> dict[str, Any]:
     """Some outputs of the model, with options that fit."""
     every_name = [*OUTPUTS.of(bundle)]
     names = draws.random.sample(every_name, draws.random.randint(1, len(every_name)))
-    made: dict[str, Any] = {"outputs": names}
+    body: dict[str, Any] = {"outputs": names}
     if "pooled" in names:
-        made |= draws.maybe(normalize=True, pooling=draws.one_of(*POOLINGS))
-    made |= draws.maybe(dtype="float16", precision=draws.one_of(*bundle.manifest.precisions))
+        body |= draws.maybe(normalize=True, pooling=draws.one_of(*POOLINGS))
+    body |= draws.maybe(dtype="float16", precision=draws.one_of(*bundle.manifest.precisions))
     if names == ["pooled"] and draws.one_of(True, False):
-        made["dtype"] = draws.one_of("binary", "ubinary")
+        body["dtype"] = draws.one_of("binary", "ubinary")
     logits, is_large = bundle.manifest.heads.get("logits"), bundle.manifest.limits.vocab_size > 100
     if "logits" in names and logits:
         few = {"top_k": min(2, logits.width)}
         options = (few if is_large else draws.maybe(**few)) | (
             draws.maybe(positions=draws.one_of("last", "all")) if logits.pick == "every" else {}
         )
-        made |= {"logits": options} if options else {}
+        body |= {"logits": options} if options else {}
     if "sparse" in names:  # untrained models with many words have too many entries for all
-        made |= {"sparse": {"top_k": 5}} if is_large else draws.maybe(sparse={"top_k": 5})
-    return made
+        body |= {"sparse": {"top_k": 5}} if is_large else draws.maybe(sparse={"top_k": 5})
+    return body
 
 
 def _json(route: str, body: Any, path: str | None = None) -> Sent:
@@ -235,7 +237,7 @@ def _v2_binary(draws: Draws) -> Sent:
     ]  # fmt: skip
     body = {"inputs": inputs, "outputs": outputs, "parameters": {"binary_data_output": True}}
     head = json.dumps(body).encode()
-    content = head + b"".join(one.tobytes() for one in arrays.values())
+    content = head + b"".join(array.tobytes() for array in arrays.values())
     headers = {LENGTH_HEADER: str(len(head))}
     return Sent("V2 binary", f"/v2/models/{model}/infer", content, headers)
 

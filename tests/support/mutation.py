@@ -115,11 +115,11 @@ class Subject:
             graphs = replace(graphs, body=err(graphs.body))
         elif step in graphs.heads:
             graphs = replace(graphs, heads={**graphs.heads, step: err(graphs.heads[step])})
-        made = graphs.body
+        body = graphs.body
         if precision != "fp32":
-            made = err(self.files.bodies[precision])
+            body = err(self.files.bodies[precision])
         gpu = graphs.plain if self.files.gpu else None
-        files = replace(self.files, bodies={precision: made}, gpu=gpu, heads=graphs.heads)
+        files = replace(self.files, bodies={precision: body}, gpu=gpu, heads=graphs.heads)
         return Mutant(
             self,
             f"{self.bundle.ref}, {step}: {words[0]}",
@@ -130,10 +130,10 @@ class Subject:
 
 def whole(graph: Graph) -> Graph:
     """The same with all constants in its message, also those that lie in a second file."""
-    made = graph.copy().proto
-    for item in made.graph.initializer:
+    proto = graph.copy().proto
+    for item in proto.graph.initializer:
         item.CopyFrom(numpy_helper.from_array(graph.value(item), item.name))
-    return Graph(made)
+    return Graph(proto)
 
 
 @dataclass(frozen=True)
@@ -258,52 +258,52 @@ def node(draws: random.Random, model: ModelProto) -> str:
     """Another operator in its place, gone, doubled, or at its neighbour's place."""
     graph = model.graph
     index = draws.randrange(len(graph.node) - 1) if len(graph.node) > 1 else 0
-    found = graph.node[index]
+    target = graph.node[index]
     act = draws.choice(["other", "other", "gone", "double", "neighbour"])
     if act == "other":
-        family = next((family for family in SIBLINGS if found.op_type in family), ())
+        family = next((family for family in SIBLINGS if target.op_type in family), ())
         if not family:
             return ""
-        before, found.op_type = (
-            found.op_type,
-            draws.choice([name for name in family if name != found.op_type]),
+        before, target.op_type = (
+            target.op_type,
+            draws.choice([name for name in family if name != target.op_type]),
         )
-        return f"{found.name}: {found.op_type} for {before}"
+        return f"{target.name}: {target.op_type} for {before}"
     if act == "double":
         twin = graph.node.add()
-        twin.CopyFrom(found)
-        twin.name = f"{found.name} again"
+        twin.CopyFrom(target)
+        twin.name = f"{target.name} again"
         del twin.output[:]
-        twin.output.extend(f"{name} again" if name else "" for name in found.output)
-        return f"{found.name} twice"
+        twin.output.extend(f"{name} again" if name else "" for name in target.output)
+        return f"{target.name} twice"
     nodes = list(graph.node)
     if act == "gone":
-        if not found.input:
+        if not target.input:
             return ""
-        _rename(nodes, found.output[0], found.input[0])
-        nodes.remove(found)
+        _rename(nodes, target.output[0], target.input[0])
+        nodes.remove(target)
     elif len(nodes) > 1:
         nodes[index], nodes[index + 1] = nodes[index + 1], nodes[index]
     kept = [copy.deepcopy(node) for node in nodes]
     del graph.node[:]
     graph.node.extend(kept)
-    return f"{found.name} {act}"
+    return f"{target.name} {act}"
 
 
 def input_(draws: random.Random, model: ModelProto) -> str:
     """Two inputs of a node swapped, or one read from elsewhere."""
     graph, nodes = model.graph, list(structure.nodes(model.graph))
     index = draws.choice([index for index, node in enumerate(nodes) if node.input])
-    found = nodes[index]
-    place = draws.randrange(len(found.input))
-    if len(found.input) > 1 and draws.random() < 0.5:
-        other = (place + 1) % len(found.input)
-        found.input[place], found.input[other] = found.input[other], found.input[place]
-        return f"{found.name}: inputs {place} and {other} swapped"
+    target = nodes[index]
+    place = draws.randrange(len(target.input))
+    if len(target.input) > 1 and draws.random() < 0.5:
+        other = (place + 1) % len(target.input)
+        target.input[place], target.input[other] = target.input[other], target.input[place]
+        return f"{target.name}: inputs {place} and {other} swapped"
     names = [name for node in nodes[:index] for name in node.output if name]
     names += [item.name for item in (*graph.initializer, *graph.input)]
-    found.input[place] = draws.choice(names)
-    return f"{found.name}: input {place} is {found.input[place]}"
+    target.input[place] = draws.choice(names)
+    return f"{target.name}: input {place} is {target.input[place]}"
 
 
 def output(draws: random.Random, model: ModelProto) -> str:
@@ -319,10 +319,13 @@ def output(draws: random.Random, model: ModelProto) -> str:
         return f"outputs {one} and {other} of the graph swapped"
     several = [node for node in graph.node if len(node.output) > 1]
     if act == "node" and several:
-        found = draws.choice(several)
-        one, other = draws.sample(range(len(found.output)), 2)
-        found.output[one], found.output[other] = found.output[other], found.output[one]
-        return f"{found.name}: outputs {one} and {other} swapped"
+        output_node = draws.choice(several)
+        one, other = draws.sample(range(len(output_node.output)), 2)
+        output_node.output[one], output_node.output[other] = (
+            output_node.output[other],
+            output_node.output[one],
+        )
+        return f"{output_node.name}: outputs {one} and {other} swapped"
     if len(graph.node) < 2:
         return ""
     left, right = draws.sample(list(graph.node), 2)
@@ -346,17 +349,20 @@ def mutants(
 ) -> Iterator[tuple[str, Mutant | AuthorsMutant | None]]:
     """Kinds and mistakes of it, `count` in all, each kind and each subject in turn. None where the
     exporter raises: nothing is written."""
-    draws, found = random.Random(seed), 0
+    draws, num_mutants = random.Random(seed), 0
     kinds = list(KINDS)
-    while found < count:
-        subject, kind = subjects[found % len(subjects)], kinds[found // len(subjects) % len(kinds)]
+    while num_mutants < count:
+        subject, kind = (
+            subjects[num_mutants % len(subjects)],
+            kinds[num_mutants // len(subjects) % len(kinds)],
+        )
         step, change = draws.choice(subject.steps), _Change(kind, draws)
         try:
             mutant = subject.mistaken(step, change)
         except Exception:  # of a step that follows, or nothing of that kind is in this graph
             mutant = None
         if change.words:
-            found += 1
+            num_mutants += 1
             yield kind, mutant
 
 
@@ -385,9 +391,9 @@ def write(mutant: Mutant, place: Path) -> Bundle:
     if mutant.files.ranges:
         save_file(mutant.files.ranges, place / exact.RANGES)
     precisions = {name: GRAPHS[name] for name in mutant.files.bodies}
-    said = {"precisions": precisions, "default_precision": next(iter(precisions))}
+    fields = {"precisions": precisions, "default_precision": next(iter(precisions))}
     return bundles.write_manifest(
-        place, {**manifest.model_dump(exclude={"format", "files"}), **said}
+        place, {**manifest.model_dump(exclude={"format", "files"}), **fields}
     )
 
 
@@ -481,11 +487,11 @@ def checkpoint(folder: Path) -> Path:
         max_position_embeddings=64,
     )  # fmt: skip
     disable_progress_bar()
-    made = BertForMaskedLM(config)
+    model = BertForMaskedLM(config)
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
-    made.save_pretrained(folder)
+    model.save_pretrained(folder)
     tokenizer().save(str(folder / "tokenizer.json"))
     return folder
 

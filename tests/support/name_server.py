@@ -17,13 +17,13 @@ def answer(query: bytes, addresses: Sequence[str]) -> bytes:
     """To a query for IPv4 addresses: all of them. To any other query: none."""
     end = query.index(0, HEADER_BYTES) + 5  # of the question: a name, its type and class
     question = query[HEADER_BYTES:end]
-    asked = struct.unpack("!H", question[-4:-2])[0]
-    found = addresses if asked == A_RECORD else ()
+    record_type = struct.unpack("!H", question[-4:-2])[0]
+    matches = addresses if record_type == A_RECORD else ()
     records = (
         struct.pack("!HHHIH", TO_THE_QUESTION, A_RECORD, 1, 0, 4) + socket.inet_aton(address)
-        for address in found
+        for address in matches
     )
-    header = query[:2] + struct.pack("!5H", ANSWER, ONE_QUESTION, len(found), 0, 0)
+    header = query[:2] + struct.pack("!5H", ANSWER, ONE_QUESTION, len(matches), 0, 0)
     return header + question + b"".join(records)
 
 

@@ -20,8 +20,10 @@ def register(config: pytest.Config) -> None:
 
 def deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselects tests whose mark was not asked for."""
-    asked = config.getoption("-m")
-    unasked = [item for item in items if (own := _proofs(item)) and not any(map(asked.count, own))]
+    expression = config.getoption("-m")
+    unasked = [
+        item for item in items if (own := _proofs(item)) and not any(map(expression.count, own))
+    ]
     items[:] = [item for item in items if item not in unasked]
     config.hook.pytest_deselected(items=unasked)
 

@@ -41,8 +41,8 @@ class Playground:
         return self.run("return document.querySelector(arguments[0]).textContent", selector)  # type: ignore[no-any-return]
 
     def texts(self, selector: str) -> list[str]:
-        found = "return [...document.querySelectorAll(arguments[0])].map(one => one.textContent)"
-        return self.run(found, selector)  # type: ignore[no-any-return]
+        script = "return [...document.querySelectorAll(arguments[0])].map(one => one.textContent)"
+        return self.run(script, selector)  # type: ignore[no-any-return]
 
     def click(self, selector: str) -> None:
         self.find(selector).click()

@@ -70,7 +70,7 @@ def _classify(client: httpx.Client, query: str, documents: Sequence[str], raw: b
 
 
 def _as_sent(results: list[dict[str, Any]], name: str) -> list[float]:
-    return [one[name] for one in sorted(results, key=lambda one: int(one["index"]))]
+    return [entry[name] for entry in sorted(results, key=lambda entry: int(entry["index"]))]
 
 
 DIALECTS: dict[str, Dialect] = {

@@ -34,9 +34,13 @@ def tokenizer(family: str) -> PreTrainedTokenizerBase:
 def model(family: str, head: str, **config: Any) -> PreTrainedModel:
     """Its weights are large enough that its answers differ from token to token."""
     torch.manual_seed(0)
-    own = tokenizer(family)
+    tokenizer_ = tokenizer(family)
     made = getattr(transformers, f"{family}Config")(
-        vocab_size=len(own), pad_token_id=own.pad_token_id, initializer_range=0.5, **SIZE, **config
+        vocab_size=len(tokenizer_),
+        pad_token_id=tokenizer_.pad_token_id,
+        initializer_range=0.5,
+        **SIZE,
+        **config,
     )
     model: PreTrainedModel = getattr(transformers, family + head)(made).eval()
     return model

@@ -53,15 +53,15 @@ def tokenizer(family: str, template: str | None = None) -> PreTrainedTokenizerFa
         )
     named = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "cls", "sep", "mask")}
     inputs = ["input_ids", *["token_type_ids"] * (family in TYPED), "attention_mask"]
-    found = PreTrainedTokenizerFast(
+    saved = PreTrainedTokenizerFast(
         tokenizer_object=words,
         model_max_length=24,
         model_input_names=inputs,
         pad_token="<pad>",
         **named,
     )
-    found.chat_template = template
-    return found
+    saved.chat_template = template
+    return saved
 
 
 def plain(
@@ -105,15 +105,17 @@ def embedder(
 
     def ask(url: str, model: str) -> Any:
         own = {"model": model, "input": TEXTS, "truncate": True}
-        asked = [{**own, **({"prompt_name": one} if one else {})} for one in names]
-        found = [one for body in asked for one in posted(url, "/v1/embeddings", **body)["data"]]
-        return [one["embedding"] for one in found]
+        bodies = [{**own, **({"prompt_name": name} if name else {})} for name in names]
+        entries = [
+            entry for body in bodies for entry in posted(url, "/v1/embeddings", **body)["data"]
+        ]
+        return [entry["embedding"] for entry in entries]
 
     def expected(folder: Path) -> Any:
         from sentence_transformers import SentenceTransformer
 
         model = SentenceTransformer(str(folder), device="cpu", **FLOAT32)
-        return [model.encode([text], prompt_name=one)[0] for one in names for text in TEXTS]
+        return [model.encode([text], prompt_name=name)[0] for name in names for text in TEXTS]
 
     return Case(save, ask, expected)
 
@@ -153,8 +155,8 @@ def pipeline(kind: str, folder: Path, **options: Any) -> Any:
 
 def classifier(name: str, **changed: Any) -> Case:
     def ask(url: str, model: str) -> Any:
-        found = posted(url, "/v1/classify", model=model, texts=TEXTS)["results"]
-        return [by_label(own) for own in found]
+        results = posted(url, "/v1/classify", model=model, texts=TEXTS)["results"]
+        return [by_label(own) for own in results]
 
     def expected(folder: Path) -> Any:
         run = pipeline("text-classification", folder, top_k=None)
@@ -173,10 +175,10 @@ def zero_shot(name: str, **changed: Any) -> Case:
 
     def expected(folder: Path) -> Any:
         run = pipeline("zero-shot-classification", folder)
-        found = [run(text, candidates) for text in TEXTS]
+        answers = [run(text, candidates) for text in TEXTS]
         return [
             [score for _, score in sorted(zip(f["labels"], f["scores"], strict=True))]
-            for f in found
+            for f in answers
         ]
 
     return Case(plain(name, changed), ask, expected)
@@ -186,8 +188,8 @@ def tagger(name: str, **changed: Any) -> Case:
     options = {"aggregation_strategy": "none", "ignore_labels": []}
 
     def ask(url: str, model: str) -> Any:
-        found = posted(url, "/v1/tag", model=model, texts=TEXTS, **options)["results"]
-        return [one["score"] for own in found for one in own]
+        results = posted(url, "/v1/tag", model=model, texts=TEXTS, **options)["results"]
+        return [entry["score"] for own in results for entry in own]
 
     def expected(folder: Path) -> Any:
         run = pipeline("token-classification", folder, **options)
@@ -202,19 +204,19 @@ def of_logits(name: str, as_bf16: bool = False, **changed: Any) -> Case:
     def ask(url: str, model: str) -> Any:
         options = {"logits": {"positions": "all"}}
         body = {"model": model, "texts": TEXTS, "outputs": ["logits"], **options}
-        found = posted(url, "/v1/infer", **body)["logits"]
-        return np.concatenate([np.array(rows) for rows in found])
+        logits = posted(url, "/v1/infer", **body)["logits"]
+        return np.concatenate([np.array(rows) for rows in logits])
 
     def expected(folder: Path) -> Any:
         model = getattr(transformers, name).from_pretrained(folder, dtype=torch.float32).eval()
-        words, found = transformers.AutoTokenizer.from_pretrained(folder), []
+        words, logits = transformers.AutoTokenizer.from_pretrained(folder), []
         for text in TEXTS:
             with torch.no_grad():
                 out = model(**words(text, return_tensors="pt"))
             both = "start_logits" in out
             rows = torch.stack([out.start_logits, out.end_logits], -1) if both else out.logits
-            found.append(rows[0].numpy())
-        return np.concatenate(found)
+            logits.append(rows[0].numpy())
+        return np.concatenate(logits)
 
     return Case(plain(name, changed, as_bf16), ask, expected)
 
@@ -254,8 +256,8 @@ def scores(raw: bool) -> Callable[[str, str], Any]:
     def ask(url: str, model: str) -> Any:
         query, documents = PAIRS[0][0], [document for _, document in PAIRS]
         body = {"model": model, "query": query, "documents": documents, "raw_scores": raw}
-        found = sorted(posted(url, "/v1/rerank", **body)["results"], key=lambda one: one["index"])
-        return [one["relevance_score"] for one in found]
+        results = sorted(posted(url, "/v1/rerank", **body)["results"], key=lambda one: one["index"])
+        return [entry["relevance_score"] for entry in results]
 
     return ask
 
@@ -278,14 +280,14 @@ def by_words() -> Case:
         base = folder.parent / "base"
         made("Qwen3ForCausalLM", tie_word_embeddings=True).save_pretrained(base)
         tokenizer("Qwen3", TEMPLATE).save_pretrained(base)
-        told = {
+        modalities = {
             method: {"method": "forward", "method_output_name": "logits"} for method in ("text",)
         }
-        told["message"] = {**told["text"], "format": "flat"}
+        modalities["message"] = {**modalities["text"], "format": "flat"}
         body = Transformer(
             str(base),
             transformer_task="text-generation",
-            modality_config=told,
+            modality_config=modalities,
             module_output_name="causal_logits",
         )
         score = LogitScore(WORDS.index("yes"), WORDS.index("no"))
@@ -306,10 +308,10 @@ def sparse(name: str, activation: str = "relu") -> Case:
 
     def ask(url: str, model: str) -> Any:
         body = {"model": model, "texts": TEXTS, "outputs": ["sparse"]}
-        found = np.zeros((len(TEXTS), 99), np.float32)
-        for row, own in zip(found, posted(url, "/v1/infer", **body)["sparse"], strict=True):
+        rows = np.zeros((len(TEXTS), 99), np.float32)
+        for row, own in zip(rows, posted(url, "/v1/infer", **body)["sparse"], strict=True):
             row[own["indices"]] = own["values"]
-        return found
+        return rows
 
     def expected(folder: Path) -> Any:
         from sentence_transformers import SparseEncoder
@@ -348,8 +350,10 @@ def multi_vector(
         rows = []
         for kind in ("query", "document"):
             body = {"model": model, "texts": TEXTS, "outputs": ["token_vectors"]}
-            found = posted(url, "/v1/infer", **body, input_type=kind, normalize=True, truncate=True)
-            rows += [np.array(own) for own in found["token_vectors"]]
+            answer = posted(
+                url, "/v1/infer", **body, input_type=kind, normalize=True, truncate=True
+            )
+            rows += [np.array(own) for own in answer["token_vectors"]]
         return np.concatenate(rows)
 
     def expected(folder: Path) -> Any:

@@ -40,8 +40,10 @@ def write_settings(folder: Path, file: str = "config.json", **settings: Any) -> 
 def tell(folder: Path, file: str = "config.json", **told: Any) -> Path:
     """Adds fields to a file of the folder, or changes them; `...` takes one out."""
     place = folder / file
-    known = {**(json.loads(place.read_text()) if place.exists() else {}), **told}
-    place.write_text(json.dumps({name: value for name, value in known.items() if value is not ...}))
+    settings = {**(json.loads(place.read_text()) if place.exists() else {}), **told}
+    place.write_text(
+        json.dumps({name: value for name, value in settings.items() if value is not ...})
+    )
     return folder
 
 

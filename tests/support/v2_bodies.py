@@ -24,7 +24,7 @@ def parted(answer: httpx.Response) -> tuple[dict[str, Any], bytes]:
 def tensors(answer: httpx.Response) -> dict[str, np.ndarray]:
     """Every output, whichever way it came."""
     about, raw = parted(answer) if LENGTH in answer.headers else (answer.json(), b"")
-    found = {}
+    arrays = {}
     for output in about["outputs"]:
         if "data" in output:
             assert (
@@ -34,6 +34,6 @@ def tensors(answer: httpx.Response) -> dict[str, np.ndarray]:
         else:
             size = output["parameters"]["binary_data_size"]
             values, raw = np.frombuffer(raw[:size], "<f4"), raw[size:]
-        found[output["name"]] = values.reshape(output["shape"])
+        arrays[output["name"]] = values.reshape(output["shape"])
     assert not raw
-    return found
+    return arrays

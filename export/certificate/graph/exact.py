@@ -42,8 +42,8 @@ from addnorm.service.engine.manifest import Int8, Manifest
 Array = NDArray[Any]
 RANGES = "model.int8.ranges.safetensors"
 OLDER_INT8 = (
-    "an older exporter made its int8, which is served as before, but cannot be made again here:"
-    " verify it with that version of addnorm, or export it again"
+    "an older version of addnorm wrote its int8 graph. It is served as before, but cannot be"
+    " verified here: verify it with that version, or export it again"
 )
 INT8_STEPS, FLOAT_ROWS = 0.501, 1e-5  # rounding is half a step
 # of the column's range or the mean of all, whichever is larger; processors differ by some 1e-6
@@ -157,12 +157,12 @@ def compare_int8(
     body, in_fp32 = files.bodies["int8"], {*manifest.int8.float_weights}
     ranges = {name: columns for name, columns in measured.items() if name not in in_fp32}
     unknown = [
-        f"{name} is said to be fp32: there is no such matrix"
+        f"{name} is listed as fp32, but there is no such matrix"
         for name in sorted(in_fp32 - {quantize.TABLE, *measured})
     ]
     yield ("int8", "ranges"), [*unknown, *_ranges(files.ranges, ranges)]
     if files.ranges.keys() != ranges.keys():
-        yield ("int8", "graph"), ["cannot be made again without its ranges"]
+        yield ("int8", "graph"), ["cannot be recomputed without its ranges"]
         return
     expected_graph = quantize.quantize(fp32, files.ranges, with_table=quantize.TABLE not in in_fp32)
     if quantize.TABLE in body.constants().keys() - expected_graph.constants().keys():
@@ -276,7 +276,7 @@ def _weights_of(graph: Graph, state: Mapping[str, Array], config: Config | None)
         if name in expected_names or not is_weight or portable_nodes.is_of_a_formula(value):
             continue
         if config is None or not places.is_table(value, config):
-            yield f"{name} is not of the reference"
+            yield f"{name} does not occur in the reference"
 
 
 def _int8(

@@ -48,7 +48,7 @@ def attentions(graph: Graph, config: Config) -> Iterator[str]:
             if (got := _attention(graph, scan)) != layer_expected:
                 yield f"{scan.name} (attention) has {got}, {layer_expected} expected"
         except BROKEN as error:
-            yield f"{scan.name} is no attention: {error}"
+            yield f"{scan.name} is not attention: {error}"
 
 
 def _attention(graph: Graph, scan: NodeProto) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def _attention(graph: Graph, scan: NodeProto) -> dict[str, Any]:
     if is_clipped := node.op_type == "Clip":
         shifted, *bounds = node.input
         if [read.value(bound).tolist() for bound in bounds] != [FLOOR]:
-            raise Unlike(f"{node.name} clips scores at another number than {FLOOR}")
+            raise Unlike(f"{node.name} clips scores at a number other than {FLOOR}")
         node = read.producer(shifted)
     scores = read.node(node.output[0], "Sub")
     largest = read.node(scores.input[1], "ReduceMax")
@@ -80,7 +80,7 @@ def _attention(graph: Graph, scan: NodeProto) -> dict[str, Any]:
     while (node := read.producer(total)).op_type == "Add":
         total = node.input[0]
     if is_clipped and total != scores.input[0]:
-        raise Unlike(f"{exp.name} is of masked scores that are clipped")
+        raise Unlike(f"{exp.name} takes masked scores that are clipped")
     scale = read.node(total, "Mul")
     terms = [*places.read_terms(read, scan, body, scale.input[0])]
     num_floats = len(scan.input) - (2 if terms else 0)
@@ -113,7 +113,7 @@ def norms(graph: Graph, config: Config, widths: list[int]) -> Iterator[str]:
             if got != eps:
                 yield f"{root.name} ({kind}) has eps {got}, {eps} expected"
         except BROKEN as error:
-            yield f"{root.name} is no {kind}: {error}"
+            yield f"{root.name} is not a {kind}: {error}"
     if len(root_widths) == len(widths) and sorted(root_widths) != sorted(widths):
         yield f"{kind}s are of {sorted(root_widths)} numbers, {sorted(widths)} expected"
 
@@ -128,7 +128,7 @@ def _eps(read: Reader, root: NodeProto, is_rms: bool) -> tuple[float, int]:
     square = read.node(squares, "Mul")
     x = square.input[0]
     if len({*square.input}) != 1:
-        raise Unlike(f"{squares} is no square")
+        raise Unlike(f"{squares} is not a square")
     if is_rms:
         divided = [{*node.input} for node in read.readers(root.output[0])]
         if {x, root.output[0]} not in divided:
@@ -136,7 +136,7 @@ def _eps(read: Reader, root: NodeProto, is_rms: bool) -> tuple[float, int]:
     else:
         centred = read.node(x, "Sub")
         if _mean_of(read, centred.input[1])[0] != centred.input[0]:
-            raise Unlike(f"{variance} is not the mean square of what is centred")
+            raise Unlike(f"{variance} is not the mean square of the centred row")
     return float(read.value(eps)), width
 
 
@@ -145,7 +145,7 @@ def _mean_of(read: Reader, name: str) -> tuple[str, int]:
     total, lanes = read.chain(name, "MatMul", "MatMul")
     width = len(read.value(lanes.input[1]))
     if not (read.value(total.input[1]) == np.float32(1 / width)).all():
-        raise Unlike(f"{name} is no mean of {width} numbers")
+        raise Unlike(f"{name} is not a mean of {width} numbers")
     return str(lanes.input[0]), width
 
 
@@ -161,7 +161,7 @@ def tanh_gelus(graph: Graph) -> Iterator[str]:
             _, factor, cubic = read.chain(node.input[0], "Mul", "Add", "Mul")
             got = [read.value(term.input[1])[()] for term in (factor, cubic)]
         except BROKEN as error:
-            yield f"{node.name} is of no Gelu: {error}"
+            yield f"{node.name} does not belong to a Gelu: {error}"
             continue
         if got != expected:
             yield f"{node.name} (Gelu) has {got}, {expected} expected"
@@ -213,4 +213,4 @@ def foreign_operators(graph: Graph) -> Iterator[str]:
         if node.input and constants.issuperset(node.input):
             constants.update(node.output)
             if node.op_type == "MatMul" and widths.get(node.input[1]) == 1:
-                yield f"{node.name}: a constant times one column has other bits on ARM"
+                yield f"{node.name}: a constant times one column has different bits on ARM"

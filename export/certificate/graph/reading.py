@@ -32,13 +32,14 @@ class Reader:
         """The node that makes a value. Unlike if it is another operator."""
         node = self._made_by.get(name)
         if node is None or node.op_type != operator:
-            raise Unlike(f"{name} is made by {node.op_type if node else 'nothing'}, not {operator}")
+            producer = node.op_type if node else "nothing"
+            raise Unlike(f"{name} is computed by {producer}, not by {operator}")
         return node
 
     def producer(self, name: str) -> NodeProto:
         """The node that makes a value. Unlike if there is none."""
         if name not in self._made_by:
-            raise Unlike(f"{name} is made by nothing")
+            raise Unlike(f"{name} is computed by nothing")
         return self._made_by[name]
 
     def is_constant(self, name: str) -> bool:
@@ -50,7 +51,7 @@ class Reader:
 
     def value(self, name: str) -> Array:
         if name not in self._constants:
-            raise Unlike(f"{name} is no constant")
+            raise Unlike(f"{name} is not a constant")
         return self._graph.value(self._constants[name])
 
     def uncast(self, name: str) -> str:

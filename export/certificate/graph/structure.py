@@ -55,9 +55,9 @@ def differences(graph: Graph, expected: Graph) -> Iterator[str]:
             yield f"node {node.name} ({node.op_type}) is missing"
     for output in expected_model.graph.output:
         if keys.values.get(output.name) != expected_keys.values.get(output.name):
-            yield f"output {output.name} is another value"
+            yield f"output {output.name} is a different value"
     if keys.counts != expected_keys.counts:
-        yield "nodes, constants or noted shapes are more, fewer or others"
+        yield "the nodes, constants or recorded shapes differ"
 
 
 def _keys(graph: Graph) -> _Keys:
@@ -184,8 +184,8 @@ def _words(node: NodeProto, keys: _Keys, model: ModelProto, expected_keys: _Keys
         return f"{label}: {name} is {values.get(name)!r}, {expected.get(name)!r} expected"
     read = [keys.values.get(name) for name in node.input]
     if read != [expected_keys.values.get(name) for name in twin.input]:
-        return f"{label}: reads another value"
-    return f"{label}: its outputs or its header are others"
+        return f"{label}: reads a different value"
+    return f"{label}: its outputs or its header differ"
 
 
 def attributes(node: NodeProto) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def _weights(graph: Graph, traced: _Traced) -> Iterator[str]:
     ]
     for name, array in unknown.items():
         if not any(_is_near(array, near) for near in computed):
-            yield f"{name} {[*array.shape]} is no weight, nor computed of weights alone"
+            yield f"{name} {[*array.shape]} is neither a weight nor computed from weights alone"
 
 
 def _shape(value: Any) -> Any:

@@ -81,8 +81,8 @@ def entailment_index(labels: Sequence[str] | None, model: str = "the model") -> 
             return index
     label_list = f"its labels are {', '.join(map(repr, labels))}" if labels else "it has none"
     raise InvalidInput(
-        f"{model} cannot do zero-shot classification: it needs a label whose name begins with"
-        f" {ENTAILMENT!r}, {label_list}",
+        f"{model} cannot do zero-shot classification: it needs a label that begins with"
+        f" {ENTAILMENT!r}, but {label_list}",
         param="model",
     )
 
@@ -91,8 +91,8 @@ def hypotheses(candidates: Sequence[str], template: str = TEMPLATE) -> Iterator[
     """The template with each candidate label. InvalidInput unless it has one place for it."""
     if template.count(PLACE) != 1 or set("{}") & set(template.replace(PLACE, "")):
         raise InvalidInput(
-            f"hypothesis_template is {template[:60]!r}: it needs {PLACE} once, where the label"
-            " goes, and no other braces",
+            f"hypothesis_template is {template[:60]!r}: it must have {PLACE} once, at the place"
+            " of the label, and no other braces",
             param="hypothesis_template",
         )
     return (template.replace(PLACE, label) for label in candidates)

@@ -34,8 +34,8 @@ def mask_positions(ids: Ints, pieces: Pieces, field: str) -> list[int]:
     positions: list[int] = np.flatnonzero(ids == mask_id).tolist()
     if not positions:
         raise InvalidInput(
-            f"{field} has no mask token: put {mask_token} where a token is to be filled in; one"
-            " that is cut off does not count",
+            f"{field} has no mask token: put {mask_token} at the place to fill in, within the"
+            " part of the text that is not truncated",
             param=field.partition("[")[0],
         )
     return positions

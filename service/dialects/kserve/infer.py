@@ -30,7 +30,7 @@ from addnorm.service.wire.route import Route
 
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 UNSUPPORTED_PARAMETERS = {
-    **dict.fromkeys(SEQUENCE, "every request stands alone"),
+    **dict.fromkeys(SEQUENCE, "every request is independent"),
     "priority": "turns are fair by size; `timeout` is honoured",
     "headers": "send HTTP headers",
 }
@@ -84,20 +84,23 @@ async def infer(
     in_path = ask.names["model"]
     if body.model_name not in (None, model.name, in_path):
         raise InvalidInput(
-            f"model_name is {body.model_name!r:.200}, the path says {in_path[:200]!r}",
+            f"model_name is {body.model_name!r:.200}, but the path has {in_path[:200]!r}",
             param="model_name",
         )
     # V2's own names without a meaning here are rejected; the caller's are accepted
     for name in parameters.model_extra or {}:
         if name in UNSUPPORTED_PARAMETERS or name.startswith("triton_"):
-            reason = UNSUPPORTED_PARAMETERS.get(name, "names in triton_ are Triton's own")
+            reason = UNSUPPORTED_PARAMETERS.get(
+                name, "names that begin with triton_ are reserved for Triton"
+            )
             raise UnknownField(
                 f"parameters.{name[:60]} is not supported: {reason}", param=name[:60]
             )
     for name in () if of_texts else ("truncate", "prompt_name"):
         if getattr(parameters, name):
             raise InvalidInput(
-                f"parameters.{name} is set, but it is for texts: send a tensor of datatype BYTES",
+                f"parameters.{name} is set, but applies to texts only: send a tensor of"
+                " datatype BYTES",
                 param=name,
             )
     if of_texts:
@@ -149,9 +152,7 @@ def _output_requests(body: V2InferRequest, model: Model, of_texts: bool) -> list
     if body.outputs is None:
         return [OutputRequest(name, native, binary) for name, native in by_name.items()]
     if not body.outputs:
-        raise InvalidInput(
-            f"outputs is empty: ask for some of {', '.join(by_name)}", param="outputs"
-        )
+        raise InvalidInput(f"outputs is empty: send some of {', '.join(by_name)}", param="outputs")
     names = [output.name for output in body.outputs]
     for output in body.outputs:
         if output.name not in by_name:
@@ -164,7 +165,8 @@ def _output_requests(body: V2InferRequest, model: Model, of_texts: bool) -> list
         for name in output.parameters.model_extra or {}:
             if name == "classification" or name.startswith("shared_memory"):
                 raise InvalidInput(
-                    f"{output.name}: {name} is not offered, the tensor is sent as it is",
+                    f"{output.name}: {name} is not supported, the whole tensor is sent: leave"
+                    f" {name} out",
                     param=output.name,
                 )
     binary_choices = (output.parameters.binary_data for output in body.outputs)

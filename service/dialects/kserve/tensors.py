@@ -92,14 +92,14 @@ def split(raw: RawRequest) -> tuple[bytes, memoryview]:
         length.isascii() and length.isdigit() and len(length) < 19 and int(length) <= len(body)
     ):
         raise InvalidInput(
-            f"{LENGTH_HEADER} is {length[:60]!r}: the bytes of JSON, at most the body's"
-            f" {len(body)}",
+            f"{LENGTH_HEADER} is {length[:60]!r}: it must be the number of bytes of JSON, at most"
+            f" {len(body)}, the size of the body",
             param=LENGTH_HEADER,
         )
     if not int(length):
         raise InvalidInput(
-            f"{LENGTH_HEADER} is 0: a body without JSON is for models of one input, these have"
-            f" more: {', '.join(INPUTS)}",
+            f"{LENGTH_HEADER} is 0: a body without JSON is possible only for models with one"
+            f" input, this one has {', '.join(INPUTS)}",
             param=LENGTH_HEADER,
         )
     return raw.body[: int(length)], body[int(length) :]
@@ -126,7 +126,7 @@ def read(
         grids[tensor.name] = _grid(tensor, raw)
     if "inputs" in grids and "input_ids" in grids:
         raise InvalidInput(
-            "inputs has both inputs and input_ids: send the one that the model takes",
+            "inputs has both inputs and input_ids: send only the tensor that the model takes",
             param="inputs",
         )
     if not {"inputs", "input_ids"} & grids.keys():
@@ -162,7 +162,10 @@ def after_json(inputs: Sequence[InputTensor], tail: memoryview) -> Iterator[memo
 
 def _grid(tensor: InputTensor, raw: memoryview | None) -> NDArray[Any]:
     if any(name.startswith("shared_memory") for name in tensor.parameters.model_extra or {}):
-        raise InvalidInput(f"{tensor.name}: shared memory is not offered", param=tensor.name)
+        raise InvalidInput(
+            f"{tensor.name}: shared memory is not supported: send the data in the body",
+            param=tensor.name,
+        )
     if tensor.datatype not in INPUTS[tensor.name]:
         raise InvalidInput(
             f"{tensor.name} has datatype {tensor.datatype[:60]!r}: send"
@@ -180,8 +183,8 @@ def _grid(tensor: InputTensor, raw: memoryview | None) -> NDArray[Any]:
         dtype = np.dtype(KINDS[tensor.datatype].dtype)
         if len(raw) % dtype.itemsize:
             raise InvalidInput(
-                f"{tensor.name} has {len(raw)} bytes, no multiple of the {dtype.itemsize} of"
-                f" {tensor.datatype}",
+                f"{tensor.name} has {len(raw)} bytes, which is not a multiple of"
+                f" {dtype.itemsize}, the size of one {tensor.datatype}",
                 param=tensor.name,
             )
         values = np.frombuffer(raw, dtype)
@@ -197,7 +200,8 @@ def _grid(tensor: InputTensor, raw: memoryview | None) -> NDArray[Any]:
 def _from_json(tensor: InputTensor) -> NDArray[Any]:
     if tensor.data is None:
         raise InvalidInput(
-            f"{tensor.name}.data is missing, and no binary_data_size either", param=tensor.name
+            f"{tensor.name} has neither data nor binary_data_size: send one of them",
+            param=tensor.name,
         )
     # flat data as it is; nested data of `[batch][seq]`, or of vectors, row after row
     values, kinds = tensor.data, KINDS[tensor.datatype].json
@@ -218,7 +222,8 @@ def _from_json(tensor: InputTensor) -> NDArray[Any]:
     if not set(map(type, values)) <= set(kinds):
         place = next(i for i, value in enumerate(values) if type(value) not in kinds)
         raise InvalidInput(
-            f"{tensor.name}.data[{place}] is {shown(values[place])}, no {tensor.datatype}",
+            f"{tensor.name}.data[{place}] is {shown(values[place])}, which is not"
+            f" {tensor.datatype}",
             param=tensor.name,
         )
     try:
@@ -242,7 +247,7 @@ def is_of_texts(inputs: Sequence[InputTensor]) -> bool:
     if text_tensors and len(inputs) > 1:
         raise InvalidInput(
             f"inputs has {len(inputs)} tensors: {text_tensors[0].name[:200]!r} has texts (BYTES),"
-            " which stand alone",
+            " which must be the only tensor",
             param="inputs",
         )
     return bool(text_tensors)
@@ -283,7 +288,8 @@ def _texts(tensor: InputTensor, contents: Iterable[memoryview | None]) -> list[T
         for place, value in enumerate(values):
             if not isinstance(value, str):
                 raise InvalidInput(
-                    f"{tensor.name}.data[{place}] is {shown(value)}, no text", param=tensor.name
+                    f"{tensor.name}.data[{place}] is {shown(value)}, which is not a text",
+                    param=tensor.name,
                 )
         strings = values
     else:
@@ -306,7 +312,7 @@ def _texts_in_bytes(tensor: InputTensor, raw: memoryview) -> Iterator[str]:
         end += int.from_bytes(raw[start:end], "little")
         if end > len(raw):
             raise InvalidInput(
-                f"{tensor.name}[{place}] ends at byte {end} of {len(raw)}: before each text stands"
+                f"{tensor.name}[{place}] ends at byte {end} of {len(raw)}: each text must follow"
                 " the number of its bytes, as uint32",
                 param=tensor.name,
             )
@@ -314,7 +320,8 @@ def _texts_in_bytes(tensor: InputTensor, raw: memoryview) -> Iterator[str]:
             yield str(raw[start + PREFIX : end], "utf-8")
         except UnicodeDecodeError as error:
             raise InvalidInput(
-                f"{tensor.name}[{place}] is no UTF-8: {error.reason} at its byte {error.start}",
+                f"{tensor.name}[{place}] is not valid UTF-8: {error.reason} at its byte"
+                f" {error.start}",
                 param=tensor.name,
             ) from None
         start, place = end, place + 1

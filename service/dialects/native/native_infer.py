@@ -275,8 +275,8 @@ async def infer(body: InferRequest, ask: Ask, tools: Tools) -> None:
     token_fields = (body.input_ids, body.inputs, body.attention_mask, body.token_type_ids)
     if any(field_value is not None for field_value in token_fields):
         raise InvalidInput(
-            "texts stand alone: send either them, or input_ids with attention_mask and"
-            " token_type_ids",
+            "texts cannot be combined with token ids: send either texts, or input_ids with"
+            " attention_mask and token_type_ids",
             param="texts",
         )
     truncate = tools.texts.cuts(body.truncate)
@@ -286,8 +286,8 @@ async def infer(body: InferRequest, ask: Ask, tools: Tools) -> None:
         texts = TextsToTokenize.typed("texts", body.texts, truncate, model, body.input_type)
     else:
         raise InvalidInput(
-            f"input_type is {body.input_type!r}, and the prompt {prompt_name[:60]!r} is named too:"
-            " the input type chooses the prompt",
+            f"input_type is {body.input_type!r}, and the prompt {prompt_name[:60]!r} is set as"
+            " well: send one of them, because the input type chooses the prompt",
             param="input_type",
         )
     kinds = _kinds(body, model.bundle)  # what cannot be had is rejected before texts are tokenized
@@ -381,15 +381,18 @@ def _from_lists(body: InferRequest, prompt_name: str | None) -> tuple[Batch, Pad
         )
     if body.truncate:
         raise InvalidInput(
-            f"truncate is set, but it cuts texts only: cut {body.field} yourself", param="truncate"
+            f"truncate is set, but applies to texts only: shorten {body.field} yourself",
+            param="truncate",
         )
     if prompt_name is not None:
         raise InvalidInput(
-            "prompt_name is set, but prompts are for texts: put the prompt's ids into input_ids",
+            "prompt_name is set, but applies to texts only: put the prompt's ids into input_ids",
             param="prompt_name",
         )
     if body.input_type is not None:
-        raise InvalidInput("input_type is set, but it is for texts", param="input_type")
+        raise InvalidInput(
+            "input_type is set, but applies to texts only: leave it out", param="input_type"
+        )
     return from_lists(rows, body.attention_mask, body.token_type_ids, body.field)
 
 
@@ -415,8 +418,8 @@ def _check_axes(arrays: Arrays, num_axes: Mapping[str, int]) -> None:
         if arrays[name].ndim != num:
             width = ", width" if name == "inputs" else ""
             raise InvalidInput(
-                f"{name} has shape {list(arrays[name].shape)}: {num} axes, [batch, seq{width}], or"
-                f" ragged [tokens{width}] with lengths [batch]",
+                f"{name} has shape {list(arrays[name].shape)}: send {num} axes, [batch,"
+                f" seq{width}], or ragged [tokens{width}] with lengths [batch]",
                 param=name,
             )
 
@@ -434,7 +437,7 @@ def _kinds(body: Options, bundle: Bundle) -> Kinds:
         )
     if _vector_dtype(body) != "float32" and not {*kinds} <= VECTORS:
         raise InvalidInput(
-            f"dtype is {body.dtype!r}, which is for vectors alone, and outputs are"
+            f"dtype is {body.dtype!r}, which applies to vectors only, but outputs are"
             f' {", ".join(kinds)}: ask for "outputs": ["pooled"]',
             param="dtype",
         )

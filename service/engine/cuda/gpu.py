@@ -45,8 +45,8 @@ class Gpu:
         """StartupError if this onnxruntime has no CUDA."""
         if CUDA not in self.providers():
             raise StartupError(
-                "cuda is asked for, but this onnxruntime has no CUDA:"
-                " install onnxruntime-gpu, or set ADDNORM_PROVIDER=cpu"
+                "cuda is requested, but this onnxruntime has no CUDA: install onnxruntime-gpu, or"
+                " set ADDNORM_PROVIDER=cpu"
             )
 
     def runs(self, graph: Path) -> bool:
@@ -60,8 +60,8 @@ class Gpu:
         session = self._session(graph)
         if CUDA not in session.get_providers():
             raise StartupError(
-                "cuda is asked for, but onnxruntime fell back to the CPU:"
-                " check the GPU and its driver, or set ADDNORM_PROVIDER=cpu"
+                "cuda is requested, but onnxruntime fell back to the CPU: check the GPU and its"
+                " driver, or set ADDNORM_PROVIDER=cpu"
             )
         refuse_rows_on_cpu(graph, session)
         return session
@@ -87,14 +87,14 @@ def refuse_rows_on_cpu(
     Also for a version of onnxruntime that does not list them."""
     if tuple(map(int, version.split(".")[:2])) < LISTS_ALL:
         raise StartupError(
-            f"onnxruntime {version} does not say of all nodes whether they run on the GPU:"
+            f"onnxruntime {version} does not report for every node whether it runs on the GPU:"
             f" install onnxruntime-gpu {'.'.join(map(str, LISTS_ALL))} or newer, or set"
             " ADDNORM_PROVIDER=cpu"
         )
     placement = count_nodes(nodes(session))
     if not placement:
         raise StartupError(
-            f"onnxruntime does not say where the nodes of {graph} run: set ADDNORM_PROVIDER=cpu"
+            f"onnxruntime does not report where the nodes of {graph} run: set ADDNORM_PROVIDER=cpu"
         )
     cpu_nodes = [
         f"{num} x {operator}"

@@ -71,7 +71,7 @@ class OutputKinds:
             return defaults or kinds
         if not names:
             raise InvalidInput(
-                f"outputs is empty: ask for some of {', '.join(kinds)}", param="outputs"
+                f"outputs is empty: send some of {', '.join(kinds)}", param="outputs"
             )
         for name in names:
             if name not in kinds:

@@ -94,7 +94,8 @@ class LensOutput(Output[ByLayer]):
             numbers_before.add(number)
         if problem:
             raise InvalidInput(
-                f"{param} {problem}: one or more of 0 to {limit - 1} for {bundle.ref}, each once",
+                f"{param} {problem}: send one or more of 0 to {limit - 1} for {bundle.ref},"
+                " each once",
                 param=param,
             )
 

@@ -55,8 +55,8 @@ class VectorsOutput(Output[Value_co]):
     def check(self, bundle: Bundle) -> None:
         if not bundle.rows_are_tokens and (self.pooling or isinstance(self, PooledSpans)):
             raise InvalidInput(
-                f"{bundle.ref} pools in its own graph, one vector a text: leave pooling and spans"
-                " out",
+                f"{bundle.ref} pools in its graph, with one vector per text: leave pooling and"
+                " spans out",
                 param="pooling",
             )
         if self.dimensions is not None:
@@ -65,7 +65,7 @@ class VectorsOutput(Output[Value_co]):
         if self.pooling not in (None, manifest.pooling):
             mismatch = f"are pooled by {manifest.pooling!r}: leave pooling out"
         elif self.dimensions not in (None, bundle.width(self.name)):
-            mismatch = f"have {bundle.width(self.name)} dimensions: ask for all of them"
+            mismatch = f"have {bundle.width(self.name)} dimensions: leave dimensions out"
         for dtype in self.dtypes:
             ranges = manifest.vector_ranges
             check_ranges(self.field, dtype, bundle, ranges, self.normalize, mismatch)

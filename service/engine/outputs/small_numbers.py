@@ -39,8 +39,8 @@ def check_ranges(
         return
     if ranges is None:
         reason = (
-            f"{bundle.ref} has no ranges to make it with: export it again; they are recorded where"
-            " there is a tokenizer"
+            f"{bundle.ref} has no ranges to compute it with: export it again with a tokenizer,"
+            " which records them"
         )
     else:
         if bundle.manifest.normalize and not normalize:
@@ -51,7 +51,7 @@ def check_ranges(
             return
         reason = f"its ranges are of {bundle.ref}'s own vectors, which {mismatch}"
     raise InvalidInput(
-        f"{field} is {dtype!r}: {reason}; or ask for floats, binary or ubinary", param=field
+        f"{field} is {dtype!r}: {reason}; or request floats, binary or ubinary", param=field
     )
 
 

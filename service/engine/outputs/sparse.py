@@ -115,8 +115,8 @@ class Sparse(Output[SparseVectors]):
             if num_left < 0:
                 raise InvalidInput(
                     f"sparse vectors have more than {limit} entries that are not zero, the limit"
-                    f" for {len(inputs.batch)} sequences of {inputs.batch.num_tokens} tokens: send"
-                    ' fewer at once, or ask /v1/infer for "sparse": {"top_k": 256}',
+                    f" for {len(inputs.batch)} sequences of {inputs.batch.num_tokens} tokens:"
+                    ' send fewer at once, or send "sparse": {"top_k": 256} to /v1/infer',
                     param="sparse",
                 )
             checkpoint()

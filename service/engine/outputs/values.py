@@ -208,8 +208,8 @@ def _half(name: str, values: Floats) -> Array:
     beyond = np.isinf(half) & np.isfinite(values)
     if beyond.any():
         raise InvalidInput(
-            f"{name} has the value {values[beyond][0]}, float16 holds at most"
-            f' {np.finfo(np.float16).max:.0f}: ask for "dtype": "float32"',
+            f"{name} has the value {values[beyond][0]}, the limit of float16 is"
+            f' {np.finfo(np.float16).max:.0f}: send "dtype": "float32"',
             param="dtype",
         )
     return half

@@ -117,7 +117,7 @@ class GrpcCalls:
             # gRPC has ended the call: its caller left, its time is up, or the server ends
             ending: ServiceError = ClientGone("the caller left before the answer")
             if self.parts.readiness.draining:
-                ending = Draining("the server ended before the answer was taken")
+                ending = Draining("the server ended before the answer was read")
             if ask.started + ask.timeout_s - time.monotonic() < TIMER_S:
                 ending = ask.expiry()
             ask.leave()  # ends what other threads do for it
@@ -164,7 +164,7 @@ class GrpcCalls:
             async with asyncio.timeout(limit_s):
                 await caller.write(answer.message)
         except TimeoutError:
-            raise ClientGone(f"the answer was not taken within {limit_s:g} s") from None
+            raise ClientGone(f"the answer was not read within {limit_s:g} s") from None
 
     async def _receive(self, caller: Caller, ask: Ask) -> Any:
         """Overloaded if it is slow and there is no space for it."""

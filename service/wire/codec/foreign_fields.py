@@ -25,7 +25,7 @@ Ignored = Callable[[str], None]  # is told the place of a field that was left ou
 
 GENERATES = "this server scores, it does not generate"
 TEXTS_ONLY = "only texts are embedded here"
-NOT_OFFERED = "this is not offered here, and the answer would be another"
+NOT_OFFERED = "this is not supported, and the answer would differ"
 
 
 class Foreign(NamedTuple):
@@ -75,7 +75,9 @@ FOREIGN: Mapping[str, Foreign] = {
     "tools": Foreign(()),
     "transforms": Foreign(()),
     # of texts
-    "add_special_tokens": Foreign((True,), "texts always have them; what has none are token ids"),
+    "add_special_tokens": Foreign(
+        (True,), "texts always have them; to leave them out, send token ids"
+    ),
     "audio": Foreign((), TEXTS_ONLY),
     "chat_template": Foreign(()),  # vLLM
     "chat_template_kwargs": Foreign(()),
@@ -97,8 +99,8 @@ FOREIGN: Mapping[str, Foreign] = {
     "truncate": Foreign((True, "END", "end")),
     "truncate_prompt_tokens": Foreign((-1,)),
     "truncation": Foreign((True,)),
-    "truncation_direction": Foreign(("right", "Right"), "texts are cut at their end"),
-    "truncation_side": Foreign(("right",), "texts are cut at their end"),  # vLLM
+    "truncation_direction": Foreign(("right", "Right"), "texts are truncated at their end"),
+    "truncation_side": Foreign(("right",), "texts are truncated at their end"),  # vLLM
     "video": Foreign((), TEXTS_ONLY),
     # of vectors
     "dimension": Foreign((), "the field is called dimensions"),  # DashScope
@@ -127,7 +129,7 @@ FOREIGN: Mapping[str, Foreign] = {
     # of scores
     "activation": Foreign((True,)),  # vLLM
     "function_to_apply": Foreign(()),
-    "max_time_ms": Foreign((), "only reranking ends in time"),
+    "max_time_ms": Foreign((), "only reranking has a time limit"),
     "raw_scores": Foreign((False,)),
     "return_documents": Foreign((False,)),
     "return_embeddings": Foreign((False,)),
@@ -171,7 +173,7 @@ class IgnoredFields:
             names.append(name)
         if name not in self._logged and len(self._logged) < MAX_LOGGED:
             self._logged.add(name)
-            log.info("ignored a field that no body has here, and do not tell of it again: %s", name)
+            log.info("ignored an unknown field, and will not report it again: %s", name)
 
 
 def header_value(names: list[str]) -> str:

@@ -52,7 +52,7 @@ def negotiate(headers: Headers, offered: Sequence[str]) -> str:
     if _preference(ranges, best)[0]:
         return best
     if ranges.get(SAFETENSORS) and SAFETENSORS not in offered:
-        message = f"Accept is {accept[:200]!r}: offered are {' and '.join(offered)}"
+        message = f"Accept is {accept[:200]!r}: send one of {' and '.join(offered)}"
         raise NotAcceptable(message, param="accept")
     return offered[0]
 

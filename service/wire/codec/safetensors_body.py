@@ -46,8 +46,8 @@ def read(body: bytes) -> SafetensorsBody:
     num_bytes = int.from_bytes(body[:8], "little")
     if num_bytes > HEADER_BYTES:  # thousands of tensors would hold up every other request
         raise InvalidInput(
-            f"the body is not safetensors as known here: its header has {num_bytes} bytes, the"
-            f" limit is {HEADER_BYTES}"
+            f"the body is not safetensors of the supported form: its header has {num_bytes}"
+            f" bytes, the limit is {HEADER_BYTES}"
         )
     # more than any request needs: the library makes several objects of each tensor, and one of each
     # axis
@@ -58,8 +58,8 @@ def read(body: bytes) -> SafetensorsBody:
             num[character] += outside.count(character)
             if num[character] > limit:
                 raise InvalidInput(
-                    f"the body is not safetensors as known here: its header has more than {limit}"
-                    f" {noun}, the limit; known tensors are {', '.join(KNOWN)}"
+                    "the body is not safetensors of the supported form: its header has more than"
+                    f" {limit} {noun}, the limit; known tensors are {', '.join(KNOWN)}"
                 )
     try:
         tensors = deserialize(body)  # type: ignore[no-untyped-call]
@@ -98,7 +98,8 @@ def _array(name: str, tensor: dict[str, Any]) -> NDArray[Any]:
         array = np.frombuffer(tensor["data"], KINDS[tensor["dtype"]]).reshape(tensor["shape"])
     except ValueError:  # no bytes fit any axes beside one of 0, but numpy has not every such shape
         raise InvalidInput(
-            f"{name} has shape {str(tensor['shape'])[:100]}: no array can be so large", param=name
+            f"{name} has shape {str(tensor['shape'])[:100]}: an array cannot be so large",
+            param=name,
         ) from None
     return array.astype(np.int64, copy=False) if tensor["dtype"] in INTEGERS else array
 

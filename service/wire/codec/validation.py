@@ -241,7 +241,7 @@ def agreed(**sent: Value | None) -> Value | None:
     for field, rest_value in rest:
         if rest_value != value:
             raise InvalidInput(
-                f"{field} and {first} mean the same and say different things: send one of them",
+                f"{field} and {first} mean the same, but have different values: send one of them",
                 param=field,
             )
     return value

@@ -103,9 +103,9 @@ class Reporter:
         if now < self._told_cuts + CUTS_S:
             return
         server_log.warning(
-            "%d texts were cut to what their models take, the longest of %d characters, the last"
-            " by %s for %s; ADDNORM_TRUNCATE=false rejects such texts where a request does not ask"
-            " for a cut",
+            "%d texts were truncated to the limits of their models, the longest of %d characters,"
+            " the last by %s for %s; to reject such texts unless a request sets truncate, set"
+            " ADDNORM_TRUNCATE=false",
             self._num_cut,
             self._longest_cut,
             route,

@@ -29,7 +29,7 @@ def tracer_of_environment() -> Tracer | None:
     )
     exporter = os.environ.get("OTEL_TRACES_EXPORTER") or ("otlp" if endpoint else "none")
     if exporter not in ("otlp", "none"):
-        log.warning("no traces: OTEL_TRACES_EXPORTER=%s, only otlp is known", exporter)
+        log.warning("no traces: OTEL_TRACES_EXPORTER=%s, only otlp is supported", exporter)
     if exporter != "otlp" or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get(
@@ -37,7 +37,7 @@ def tracer_of_environment() -> Tracer | None:
     )
     if protocol and protocol != "http/protobuf":
         log.warning(
-            "no traces: OTEL_EXPORTER_OTLP_PROTOCOL=%s, only http/protobuf is offered", protocol
+            "no traces: OTEL_EXPORTER_OTLP_PROTOCOL=%s, only http/protobuf is supported", protocol
         )
         return None
     try:

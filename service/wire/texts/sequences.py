@@ -118,7 +118,8 @@ async def read_sequences(
             raise InvalidInput(f"{field}[{index}] is empty: leave it out", param=field)
     if truncate:
         raise InvalidInput(
-            "truncate is set, but it cuts texts only: cut the token ids yourself", param="truncate"
+            "truncate is set, but applies to texts only: shorten the token ids yourself",
+            param="truncate",
         )
     if input_type and (prompt := prompt_of(model, *input_type, prompt_name)):
         raise InvalidInput(
@@ -128,7 +129,7 @@ async def read_sequences(
         )
     if prompt_name is not None:
         raise InvalidInput(
-            f"prompt_name is set, but prompts are for texts: put the prompt's ids into {field}",
+            f"prompt_name is set, but applies to texts only: put the prompt's ids into {field}",
             param="prompt_name",
         )
     rows = [ids for ids in sequences if isinstance(ids, list)]  # all of them
@@ -147,9 +148,9 @@ def _read_rows(
         return batch_padding
     if not (ends := model.tokenizer.ends):
         raise InvalidInput(
-            f"{field} has token ids, and nothing tells whether they are {model.bundle.ref}'s own:"
-            " its tokenizer does not put special tokens at both ends of a text. Send texts, or"
-            f" token ids to /v1/infer; ADDNORM_TRUST_TOKEN_IDS lets them in here{hint}",
+            f"{field} has token ids, which cannot be recognized as ids of {model.bundle.ref}: its"
+            " tokenizer does not put special tokens at both ends of a text. Send texts, or send"
+            f" the token ids to /v1/infer; ADDNORM_TRUST_TOKEN_IDS allows them here{hint}",
             param=field,
         )
     foreign = (index for index, ids in enumerate(rows) if not has_ends(ids, ends))
@@ -174,7 +175,7 @@ def prompt_of(model: Model, field: str, input_type: str, prompt_name: str | None
     name = next((name for name in PROMPTS[input_type] if name in {*manifest.prompts, *types}), None)
     if prompt_name is not None and prompt_name != name:
         raise InvalidInput(
-            f"{field} is {input_type!r}, but model already names the prompt {prompt_name[:60]!r}:"
+            f"{field} is {input_type!r}, but model already has the prompt {prompt_name[:60]!r}:"
             " send a model without a prompt",
             param=field,
         )

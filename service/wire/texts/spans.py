@@ -50,7 +50,7 @@ def in_texts(
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise InvalidInput(
-                f"spans is set, but {to_tokenize.field}[{index}] is a pair: spans are for single"
+                f"spans is set, but {to_tokenize.field}[{index}] is a pair: spans need single"
                 " texts",
                 param="spans",
             )
@@ -90,8 +90,8 @@ def read(ranges: list[list[list[int]]], rows: Iterator[Places], field: str) -> S
             first, after = bisect_left(ascending, begin), bisect_left(ascending, end)
             if first == after:
                 raise InvalidInput(
-                    f"{place}: it holds no token of {field}[{row}], special tokens and pads not"
-                    " counted",
+                    f"{place}: it contains no token of {field}[{row}], not counting special"
+                    " tokens and padding",
                     param="spans",
                 )
             token_ranges.append((start + tokens[first], start + tokens[after - 1] + 1))
@@ -100,8 +100,8 @@ def read(ranges: list[list[list[int]]], rows: Iterator[Places], field: str) -> S
         checkpoint()
     if len(ranges) != len(lengths):
         raise InvalidInput(
-            f"spans has {len(ranges)} lists, {field} has {len(lengths)}: send a list of ranges for"
-            " each, empty for those without",
+            f"spans has {len(ranges)} lists, {field} has {len(lengths)}: send one list of ranges"
+            " for each, which may be empty",
             param="spans",
         )
     return Spans(np.array(token_ranges, np.int64).reshape(-1, 2), np.array(lengths))

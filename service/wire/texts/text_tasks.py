@@ -88,8 +88,9 @@ class RerankOptions(Strict):
             if sent is not None and sent > limit:
                 raise InvalidInput(
                     f"{name} is {sent}, but {num_cut} of {texts.field} are longer than"
-                    f" {bundle.ref} takes ({bundle.manifest.limits.max_text_tokens} tokens), and"
-                    f" are cut, not scored in chunks: shorten them, or leave {name} out",
+                    f" {bundle.ref} takes ({bundle.manifest.limits.max_text_tokens} tokens), so"
+                    " they would be truncated, not scored in chunks: shorten them, or leave"
+                    f" {name} out",
                     param=name,
                 )
 
@@ -430,8 +431,8 @@ async def order_by_likeness(
     queries = {pair[0] for pair in pairs.texts}
     if len(queries) > 1:
         raise InvalidInput(
-            f"{pairs.field} are of {len(queries)} queries: the model {ask.alias.ref!r} is asked"
-            " through an alias with a first stage, which is for one query",
+            f"{pairs.field} have {len(queries)} queries: the alias {ask.alias.ref!r} has a first"
+            " stage, which takes one query: send one query per request",
             param=pairs.field,
         )
     first = Ask(ask.id, ask.route, ask.key, ask.started, ask.timeout_s, ask.is_callers)

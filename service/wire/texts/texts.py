@@ -177,8 +177,8 @@ class TextsToTokenize(NamedTuple):
         and if the model does not tell the two apart."""
         if input_type not in model.bundle.manifest.input_types:
             raise InvalidInput(
-                f"input_type is {input_type!r}, but {model.bundle.ref} does not tell queries from"
-                " documents: leave it out",
+                f"input_type is {input_type!r}, but {model.bundle.ref} does not distinguish"
+                " queries from documents: leave it out",
                 param="input_type",
             )
         check_single(field, texts, "input_type")
@@ -329,7 +329,7 @@ class TextReader:
         their prompt stands where they are cut."""
         if to_tokenize.keeps_prompt and to_tokenize.left and to_tokenize.prompt:
             raise InvalidInput(
-                "truncate is 'START', which would cut off the prompt that is put before each text:"
+                "truncate is 'START', which would cut off the prompt at the start of each text:"
                 " send 'END' or 'NONE'",
                 param="truncate",
             )
@@ -367,7 +367,9 @@ def check_single(field: str, texts: Sequence[Text], option: str | None = None) -
     pair = f"{field}[{index}] is a pair"
     if option is None:
         raise InvalidInput(f"{pair}: send single texts", param=field)
-    raise InvalidInput(f"{option} is set, but {pair}: it is for single texts", param=option)
+    raise InvalidInput(
+        f"{option} is set, but {pair}: it applies to single texts only", param=option
+    )
 
 
 def check_limit(field: str, sent: int | None, model: Model, model_limit: int | None = None) -> None:
@@ -376,8 +378,8 @@ def check_limit(field: str, sent: int | None, model: Model, model_limit: int | N
     limit = model.bundle.manifest.limits.max_text_tokens
     if sent is not None and sent != model_limit and sent < limit:
         raise InvalidInput(
-            f"{field} is {sent}: {model.bundle.ref} cuts texts to {limit} tokens, and to no other"
-            " number: leave it out",
+            f"{field} is {sent}: {model.bundle.ref} truncates texts to {limit} tokens, and to no"
+            " other number: leave it out",
             param=field,
         )
 

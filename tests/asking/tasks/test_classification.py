@@ -22,16 +22,18 @@ NLI = ("contradiction", "neutral", "Entailment")
 
 
 def as_theirs(labelled: Any) -> list[dict[str, Any]]:
-    return [{"label": one.label, "score": pytest.approx(one.score, abs=1e-4)} for one in labelled]
+    return [
+        {"label": entry.label, "score": pytest.approx(entry.score, abs=1e-4)} for entry in labelled
+    ]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("num_labels", [1, 2, 5])
 def test_scores_and_order_equal_the_pipelines(num_labels: int, function: Function | None) -> None:
-    theirs = model("Bert", "ForSequenceClassification", num_labels=num_labels)
-    classify = pipeline("text-classification", theirs, "Bert", function_to_apply=function)
+    original = model("Bert", "ForSequenceClassification", num_labels=num_labels)
+    classify = pipeline("text-classification", original, "Bert", function_to_apply=function)
     for line in LINES:
-        row = logits(theirs, "Bert", line)
+        row = logits(original, "Bert", line)
         scores = probabilities(row[None], function)[0]
         ours = rank_labels(scores, row, label_names(None, num_labels), top_k=3)
         assert answer(classify, line, top_k=3) == as_theirs(ours)
@@ -67,9 +69,9 @@ def test_scores_that_are_equal_to_float32_are_sorted_by_their_logits() -> None:
         assert [one.label for one in rank_labels(scores, values, "abcde", top_k=1)] == ["b"]
     rows = np.stack([values, np.zeros(5, np.float32), -values], axis=1)
     for multi_label in (False, True):
-        found = zero_shot(10 * rows, list("abcde"), 0, multi_label)
-        assert [one.label for one in found] == list("bdaec")
-        assert len({one.score for one in found}) < 5
+        rankings = zero_shot(10 * rows, list("abcde"), 0, multi_label)
+        assert [ranking.label for ranking in rankings] == list("bdaec")
+        assert len({ranking.score for ranking in rankings}) < 5
 
 
 @pytest.mark.parametrize("multi_label", [False, True])
@@ -80,15 +82,15 @@ def test_zero_shot_equals_the_pipeline(
 ) -> None:
     labels = {name: index for index, name in enumerate(names)}
     config = {"label2id": labels, "id2label": dict(enumerate(names)), "num_labels": 3}
-    theirs = model("Bert", "ForSequenceClassification", **config)
-    classify = pipeline("zero-shot-classification", theirs, "Bert")
-    asked = {"hypothesis_template": "It says: {}!", "multi_label": multi_label}
+    original = model("Bert", "ForSequenceClassification", **config)
+    classify = pipeline("zero-shot-classification", original, "Bert")
+    options = {"hypothesis_template": "It says: {}!", "multi_label": multi_label}
     pairs = hypotheses(candidates, "It says: {}!")
-    rows = np.stack([logits(theirs, "Bert", LINES[1], pair) for pair in pairs])
+    rows = np.stack([logits(original, "Bert", LINES[1], pair) for pair in pairs])
     ours = zero_shot(rows, candidates, entailment_index(names), multi_label)
-    expected = answer(classify, LINES[1], candidates, **asked)
-    assert expected["labels"] == [one.label for one in ours]
-    assert expected["scores"] == pytest.approx([one.score for one in ours], abs=1e-4)
+    expected = answer(classify, LINES[1], candidates, **options)
+    assert expected["labels"] == [entry.label for entry in ours]
+    assert expected["scores"] == pytest.approx([entry.score for entry in ours], abs=1e-4)
 
 
 @pytest.mark.parametrize("labels", [None, ("positive", "negative")])

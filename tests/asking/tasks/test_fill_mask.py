@@ -41,10 +41,10 @@ def targets_of(family: str, targets: Sequence[str]) -> list[int]:
 def candidates(
     theirs: Any, family: str, text: str, targets: list[int] | None
 ) -> list[list[Candidate]]:
-    own, rows = tokenizer(family), logits(theirs.model, family, text)
+    tokenizer_, rows = tokenizer(family), logits(theirs.model, family, text)
     ids, pieces = (
-        np.array(own.backend_tokenizer.encode(text).ids),
-        Pieces.from_tokenizer(own.backend_tokenizer),
+        np.array(tokenizer_.backend_tokenizer.encode(text).ids),
+        Pieces.from_tokenizer(tokenizer_.backend_tokenizer),
     )
     positions = mask_positions(ids, pieces, "inputs")
     masked = MaskedText(ids, positions, pieces)
@@ -62,8 +62,9 @@ def test_candidates_equal_the_pipelines(
     options = {"top_k": 7, **({"targets": targets} if targets else {})}
     expected = answer(theirs, text, **options)
     expected = [expected] if len(ours) == 1 else expected
-    assert [[asdict(one) for one in own] for own in ours] == [
-        [one | {"score": pytest.approx(one["score"], abs=1e-4)} for one in own] for own in expected
+    assert [[asdict(entry) for entry in entries] for entries in ours] == [
+        [entry | {"score": pytest.approx(entry["score"], abs=1e-4)} for entry in entries]
+        for entries in expected
     ]
 
 
@@ -81,14 +82,14 @@ def test_a_sequence_is_what_the_library_makes_of_all_its_tokens(family: str) -> 
     library = tokenizer(family).backend_tokenizer
     pieces, draws = Pieces.from_tokenizer(library), random.Random(0)
     assert pieces.mask
-    special, known = sorted(pieces.special_ids), library.get_vocab_size()
+    special, vocab_size = sorted(pieces.special_ids), library.get_vocab_size()
     for _ in range(300):
-        ids = [draws.randrange(known + 2) for _ in range(draws.randint(1, 9))]
+        ids = [draws.randrange(vocab_size + 2) for _ in range(draws.randint(1, 9))]
         ids = [draws.choice(special) for _ in range(draws.choice((0, 0, 2)))] + ids
         ids[draws.randrange(len(ids))] = pieces.mask[0]
         at = ids.index(pieces.mask[0])
         plain = ids.count(pieces.mask[0]) == 1
-        tokens = [*special, *(draws.randrange(known + 2) for _ in range(5))]
+        tokens = [*special, *(draws.randrange(vocab_size + 2) for _ in range(5))]
         for one, token in zip(filled(pieces, ids, at, tokens), tokens, strict=True):
             whole = [*ids[:at], token, *ids[at + 1 :]]
             assert one.sequence == library.decode(whole, skip_special_tokens=plain)
@@ -118,9 +119,9 @@ def test_a_candidate_costs_no_decoding_of_its_text(family: str) -> None:
 
     assert pieces.mask
     ids = [pieces.mask[0], *range(20, 120)]
-    found = filled(pieces._replace(texts=counted), ids, 0, range(20, 90))
-    assert len({one.sequence for one in found}) > 1
-    assert sum(decoded) == len(found)
+    top = filled(pieces._replace(texts=counted), ids, 0, range(20, 90))
+    assert len({one.sequence for one in top}) > 1
+    assert sum(decoded) == len(top)
 
 
 def test_top_k_may_exceed_the_vocabulary_and_ties_go_by_id() -> None:

@@ -25,10 +25,10 @@ def test_each_function_is_its_formula(function: Similarity) -> None:
         vector = vector / np.linalg.norm(vector)
         others = others / np.linalg.norm(others, axis=1, keepdims=True)
     expected = [FORMULAS[function](vector, other) for other in others.astype(np.float64)]
-    found = similarities(function, vector, others)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    scores = similarities(function, vector, others)
+    np.testing.assert_allclose(scores, expected, rtol=1e-5)
     alone = [similarities(function, vector, other[None])[0] for other in others]
-    assert found.tolist() == alone
+    assert scores.tolist() == alone
 
 
 def test_no_cosine_is_beyond_1() -> None:

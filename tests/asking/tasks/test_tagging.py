@@ -44,11 +44,17 @@ def theirs(family: str) -> Any:
 def test_entities_equal_the_pipelines(
     theirs: Any, family: str, aggregation: Aggregation, ignored: tuple[str, ...]
 ) -> None:
-    own = tokenizer(family).backend_tokenizer
+    tokenizer_ = tokenizer(family).backend_tokenizer
     for text in (LINES[0], TEXT, " ", "."):
         scores = probabilities(logits(theirs.model, family, text), "softmax")
         ours = tag_tokens(
-            text, own.encode(text), scores, LABELS, Pieces.from_tokenizer(own), aggregation, ignored
+            text,
+            tokenizer_.encode(text),
+            scores,
+            LABELS,
+            Pieces.from_tokenizer(tokenizer_),
+            aggregation,
+            ignored,
         )
         expected = answer(
             theirs, text, aggregation_strategy=aggregation, ignore_labels=list(ignored)
@@ -60,23 +66,23 @@ def test_entities_equal_the_pipelines(
 
 def test_the_texts_hold_what_tells_the_rules_apart(theirs: Any) -> None:
     """Else they could not fail: each aggregation finds others, and some join several tokens."""
-    found = {
+    spans = {
         name: [
             (tag.get("entity_group"), tag["start"], tag["end"], round(float(tag["score"]), 4))
             for tag in answer(theirs, TEXT, aggregation_strategy=name)
         ]
         for name in get_args(Aggregation)
     }
-    assert len({str(tags) for tags in found.values()}) == len(found)
-    assert len(found["simple"]) < len(found["none"])
+    assert len({str(tags) for tags in spans.values()}) == len(spans)
+    assert len(spans["simple"]) < len(spans["none"])
 
 
 def test_a_token_that_begins_with_a_space_begins_a_word() -> None:
     """Tokenizers that do not trim offsets have such tokens."""
-    own = Tokenizer(BPE({"a": 0, "b": 1, "Ġ": 2, "Ġa": 3}, [("Ġ", "a")]))
-    own.pre_tokenizer, own.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    bpe = Tokenizer(BPE({"a": 0, "b": 1, "Ġ": 2, "Ġa": 3}, [("Ġ", "a")]))
+    bpe.pre_tokenizer, bpe.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     scores = np.float32([[1, 0], [1, 0], [0, 1]])
-    found = tag_tokens(
-        "a ab", own.encode("a ab"), scores, ["B-X", "B-Y"], Pieces.from_tokenizer(own), "first"
+    tags = tag_tokens(
+        "a ab", bpe.encode("a ab"), scores, ["B-X", "B-Y"], Pieces.from_tokenizer(bpe), "first"
     )
-    assert [(tag.word, tag.start, tag.end) for tag in found] == [("a", 0, 1), (" ab", 1, 4)]
+    assert [(tag.word, tag.start, tag.end) for tag in tags] == [("a", 0, 1), (" ab", 1, 4)]

@@ -103,8 +103,8 @@ def test_the_pages_adapter_offers_what_the_autoscaler_asks_for() -> None:
 
 
 def loaded(name: str) -> Object:
-    found: Object = yaml.safe_load((DEPLOY / "kserve" / name).read_text())
-    return found
+    document: Object = yaml.safe_load((DEPLOY / "kserve" / name).read_text())
+    return document
 
 
 @pytest.mark.parametrize(

@@ -135,11 +135,11 @@ def test_ports_and_probes_are_the_servers() -> None:
     assert found(objects, "Service spec ports 0 targetPort") == "http"
     assert found(objects, "ServiceMonitor spec endpoints 0 port") == "http"
     assert found(objects, "NetworkPolicy spec ingress 0 ports") == [{"port": "http"}]
-    asked = {
+    probes = {
         name: server[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")
     }
     paths = {"startup": "/readyz", "readiness": "/readyz", "liveness": "/livez"}
-    assert asked == {name: {"path": path, "port": "http"} for name, path in paths.items()}
+    assert probes == {name: {"path": path, "port": "http"} for name, path in paths.items()}
     # a known-answer test may take 2 s, and a server that is busy is not dead
     assert (
         server["readinessProbe"]["timeoutSeconds"] == server["startupProbe"]["timeoutSeconds"] == 4

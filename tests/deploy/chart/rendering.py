@@ -50,8 +50,8 @@ def render(values: Mapping[str, Any], release: str = "demo") -> dict[str, Object
     """Kind -> object."""
     texts = rendered(values, release)
     texts.pop("addnorm/templates/NOTES.txt")
-    found = [entry for text in texts.values() for entry in yaml.safe_load_all(text) if entry]
-    return {entry["kind"]: entry for entry in found}
+    objects = [entry for text in texts.values() for entry in yaml.safe_load_all(text) if entry]
+    return {entry["kind"]: entry for entry in objects}
 
 
 def rendered(values: Mapping[str, Any], release: str = "demo") -> dict[str, str]:

@@ -67,10 +67,10 @@ def test_nested_data_and_a_version_in_the_path_mean_the_same(client: httpx.Clien
 
 
 def test_pooling_is_as_the_parameters_say(client: httpx.Client, ask: Ask) -> None:
-    own = {"pooling": "last", "normalize": True}
-    native = ask("gpt", [[5, 6, 7]], outputs=["pooled"], **own)["pooled"][0]
+    parameters = {"pooling": "last", "normalize": True}
+    native = ask("gpt", [[5, 6, 7]], outputs=["pooled"], **parameters)["pooled"][0]
     body = {"inputs": [tensor("input_ids", [[5, 6, 7]])], "outputs": [{"name": "pooled"}]}
-    (output,) = infer(client, {**body, "parameters": {**own, "mine": [1]}}, "gpt")["outputs"]
+    (output,) = infer(client, {**body, "parameters": {**parameters, "mine": [1]}}, "gpt")["outputs"]
     assert output["data"] == native
 
 

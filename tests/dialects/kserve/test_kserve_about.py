@@ -129,8 +129,8 @@ def test_statistics_count_requests_sequences_and_micro_batches(notebook: Path) -
     spent_ns = sum(parts[part]["ns"] for part in stages)
     assert 0 < spent_ns <= parts["success"]["ns"] + 4 < elapsed_ns
     for part, stage in zip(stages, ("queue", "decode", "infer"), strict=False):
-        told = [answer.headers["server-timing"] for answer in answers]
-        shown_ms = sum(float(re.findall(rf"{stage};dur=([\d.]+)", one)[0]) for one in told)
+        timings = [answer.headers["server-timing"] for answer in answers]
+        shown_ms = sum(float(re.findall(rf"{stage};dur=([\d.]+)", timing)[0]) for timing in timings)
         assert parts[part]["ns"] / 1e6 == pytest.approx(shown_ms, abs=0.005 * len(answers) + 1e-6)
     runs = [(size["batch_size"], size["compute_infer"]) for size in after["batch_stats"]]
     assert sum(run["count"] for _, run in runs) == after["execution_count"]
@@ -143,8 +143,8 @@ def test_models_are_counted_apart(client: httpx.Client) -> None:
     assert [stats["name"] for stats in document["model_stats"]] == sorted(PRESETS)
     before = {stats["name"]: stats["inference_count"] for stats in document["model_stats"]}
     client.post("/v2/models/gpt/infer", json=GOOD).raise_for_status()
-    found = client.get("/v2/models/stats").json()["model_stats"]
-    after = {stats["name"]: stats["inference_count"] for stats in found}
+    model_stats = client.get("/v2/models/stats").json()["model_stats"]
+    after = {stats["name"]: stats["inference_count"] for stats in model_stats}
     assert after == {**before, "gpt": before["gpt"] + 2}
 
 
@@ -183,6 +183,6 @@ def test_what_the_operator_opened_loads_and_unloads(admin: httpx.Client, name: s
 @pytest.mark.parametrize("rest", ["stats", "versions/{version}/config", "infer"])
 def test_metrics_name_the_whole_path(client: httpx.Client, rest: str) -> None:
     path = f"/v2/models/{{model}}/{rest}"
-    asked = path.replace("{model}", "gpt").replace("{version}", "1")
-    client.request("POST" if rest == "infer" else "GET", asked, json=GOOD).raise_for_status()
+    url = path.replace("{model}", "gpt").replace("{version}", "1")
+    client.request("POST" if rest == "infer" else "GET", url, json=GOOD).raise_for_status()
     assert f'addnorm_request_seconds_count{{route="{path}"}}' in client.get("/metrics").text

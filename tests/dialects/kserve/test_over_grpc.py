@@ -72,11 +72,11 @@ def test_every_output_has_the_bits_that_it_has_over_http(
         parameters={"pooling": "mean", "normalize": True},
     )  # fmt: skip
     assert (answer.model_name, answer.model_version, answer.id) == (model, "1", "7")
-    found = tensors(answer)
-    assert [*found] == [output["name"] for output in plain["outputs"]]
+    arrays = tensors(answer)
+    assert [*arrays] == [output["name"] for output in plain["outputs"]]
     for output in plain["outputs"]:
         expected = np.array(output["data"], np.float32).reshape(output["shape"])
-        assert found[output["name"]].tobytes() == expected.tobytes()
+        assert arrays[output["name"]].tobytes() == expected.tobytes()
 
 
 def test_outputs_come_in_the_order_asked_for_with_the_fingerprint(call: GrpcClient) -> None:
@@ -87,10 +87,10 @@ def test_outputs_come_in_the_order_asked_for_with_the_fingerprint(call: GrpcClie
         body.SerializeToString(), metadata=[("x-request-id", "mine")], timeout=PATIENCE_S
     )
     assert [*tensors(answer)] == ["pooled", "activations"]
-    told = {each.key: each.value for each in ended.trailing_metadata()}
-    assert told["x-request-id"] == "mine"
-    assert len(told["x-addnorm-fingerprint"]) == 32
-    assert "infer;dur=" in told["server-timing"]
+    metadata = {each.key: each.value for each in ended.trailing_metadata()}
+    assert metadata["x-request-id"] == "mine"
+    assert len(metadata["x-addnorm-fingerprint"]) == 32
+    assert "infer;dur=" in metadata["server-timing"]
 
 
 def test_it_says_what_http_says_of_the_server_and_its_models(
@@ -107,13 +107,13 @@ def test_it_says_what_http_says_of_the_server_and_its_models(
         name: plain[name] for name in ("name", "platform")
     }
     for place in ("inputs", "outputs"):
-        found = [(each.name, each.datatype, [*each.shape]) for each in getattr(about, place)]
-        assert found == [tuple(each.values()) for each in plain[place]]
+        headers = [(each.name, each.datatype, [*each.shape]) for each in getattr(about, place)]
+        assert headers == [tuple(each.values()) for each in plain[place]]
     extensions = [*call("ServerMetadata").extensions]
     assert extensions == ["binary_tensor_data", "parameters", "statistics", "model_configuration"]
     assert call("ServerMetadata").version == web.get(f"{url}/v2").json()["version"]
     index = web.post(f"{url}/v2/repository/index", json={}).json()
-    assert [each.name for each in call("RepositoryIndex").models] == [
+    assert [model.name for model in call("RepositoryIndex").models] == [
         each["name"] for each in index
     ]
 
@@ -159,12 +159,12 @@ def test_statistics_are_those_of_http(
 ) -> None:
     call, _, url = called
     call("ModelInfer", model_name="gpt", **ALONE)
-    told = as_in_json(call("ModelStatistics", **asked))["model_stats"]
+    model_stats = as_in_json(call("ModelStatistics", **asked))["model_stats"]
     plain = web.get(f"{url}/v2/models/{path}").json()["model_stats"]
     for each in plain:
         assert (each.pop("memory_usage"), each.pop("response_stats")) == ([], {})
-    assert told == with_texts(plain)
-    assert any(int(each["inference_stats"]["success"]["count"]) for each in told)
+    assert model_stats == with_texts(plain)
+    assert any(int(each["inference_stats"]["success"]["count"]) for each in model_stats)
 
 
 @pytest.mark.parametrize("service", ["", "inference.GRPCInferenceService"])
@@ -172,7 +172,7 @@ def test_the_health_service_says_whether_it_serves(call: GrpcClient, service: st
     assert call("Check", service=service).status == 1
     assert call.refused("Check", service="x")[:2] == (
         "NOT_FOUND",
-        "there is no service 'x': known is inference.GRPCInferenceService",
+        "there is no service 'x': send the call to inference.GRPCInferenceService",
     )
 
 
@@ -192,9 +192,9 @@ def test_a_message_counts_as_what_is_held_of_it(what: str) -> None:
     body = infer_request(model_name="gpt", **HELD[what])
     gc.collect()
     tracemalloc.start()
-    message, asked = infer_message.read(body)
+    message, request = infer_message.read(body)
     (raw,) = infer_message.contents(message)
-    text = str(raw, "utf-8") if asked.inputs[0].datatype == "BYTES" else ""
+    text = str(raw, "utf-8") if request.inputs[0].datatype == "BYTES" else ""
     _, held = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert raw.nbytes >= len(text)

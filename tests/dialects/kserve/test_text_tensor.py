@@ -34,7 +34,7 @@ def infer(client: httpx.Client, *inputs: Any, **more: Any) -> Any:
 @pytest.fixture(scope="module")
 def vectors(text_client: httpx.Client) -> list[list[float]]:
     answer = text_client.post("/v1/embeddings", json={"input": TEXTS, "model": TEXT_MODEL}).json()
-    return [each["embedding"] for each in answer["data"]]
+    return [entry["embedding"] for entry in answer["data"]]
 
 
 @pytest.mark.parametrize(
@@ -69,12 +69,12 @@ def test_texts_as_bytes_have_the_bits_of_embeddings(
 
 def test_a_grid_for_texts_is_as_wide_as_the_longest(text_client: httpx.Client) -> None:
     outputs = [{"name": "activations"}, {"name": "pooled"}]
-    found = infer(text_client, tensor(TEXTS), outputs=outputs)["outputs"]
+    output_list = infer(text_client, tensor(TEXTS), outputs=outputs)["outputs"]
     shown = text_client.post(
         "/v1/tokenize", json={"texts": TEXTS, "model": TEXT_MODEL}
     ).json()["input_ids"]  # fmt: skip
-    assert found[0]["shape"][:2] == [3, max(map(len, shown))]
-    rows = np.reshape(found[0]["data"], found[0]["shape"])
+    assert output_list[0]["shape"][:2] == [3, max(map(len, shown))]
+    rows = np.reshape(output_list[0]["data"], output_list[0]["shape"])
     assert not rows[1, len(shown[1]) :].any()
     assert rows[1, : len(shown[1])].any()
 

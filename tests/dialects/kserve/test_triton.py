@@ -71,11 +71,11 @@ def triton(request: pytest.FixtureRequest, repository: str) -> Iterator[Call]:
 
 
 def inputs(binary: bool = True) -> list[InferInput]:
-    made = []
+    requests = []
     for name, array, datatype in (("input_ids", IDS, "INT64"), ("attention_mask", MASK, "BOOL")):
-        made.append(InferInput(name, list(array.shape), datatype))
-        made[-1].set_data_from_numpy(array, binary_data=binary)
-    return made
+        requests.append(InferInput(name, list(array.shape), datatype))
+        requests[-1].set_data_from_numpy(array, binary_data=binary)
+    return requests
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +83,8 @@ def expected(ask: Ask) -> dict[str, np.ndarray]:
     wanted = ["activations", "pooled", "norm_stats"]
     native = ask("gpt", IDS.tolist(), MASK.astype(int).tolist(), outputs=wanted)
     stats = {f"norm_{part}": values for part, values in native["norm_stats"].items()}
-    found = {name: native[name] for name in wanted[:2]} | stats
-    return {name: np.array(values, np.float32) for name, values in found.items()}
+    settings = {name: native[name] for name in wanted[:2]} | stats
+    return {name: np.array(values, np.float32) for name, values in settings.items()}
 
 
 def test_it_reads_health_metadata_and_configuration(triton: Call) -> None:
@@ -107,12 +107,14 @@ def test_it_reads_health_metadata_and_configuration(triton: Call) -> None:
 def test_it_infers_with_bytes_and_json_in_and_out(
     triton: Call, expected: dict[str, np.ndarray], binary_in: bool, binary_out: bool
 ) -> None:
-    asked = [InferRequestedOutput(name, binary_data=binary_out) for name in reversed(expected)]
+    requested_outputs = [
+        InferRequestedOutput(name, binary_data=binary_out) for name in reversed(expected)
+    ]
     named = {"request_id": "abc", "model_version": "1"}
-    answer = triton("infer", "gpt", inputs(binary_in), outputs=asked, **named)
-    found = answer.get_response()
-    assert found["id"] == "abc"
-    assert [output["name"] for output in found["outputs"]] == list(reversed(expected))
+    answer = triton("infer", "gpt", inputs(binary_in), outputs=requested_outputs, **named)
+    response = answer.get_response()
+    assert response["id"] == "abc"
+    assert [output["name"] for output in response["outputs"]] == list(reversed(expected))
     for name, tensor in expected.items():
         np.testing.assert_array_equal(answer.as_numpy(name), tensor)
 
@@ -139,8 +141,8 @@ def test_it_compresses_either_way(
 def test_without_outputs_it_gets_all_as_bytes(
     triton: Call, expected: dict[str, np.ndarray]
 ) -> None:
-    own = {"pooling": "mean", "mine": 1}
-    answer = triton("infer", "gpt", inputs(), parameters=own, timeout=10_000_000)
+    parameters = {"pooling": "mean", "mine": 1}
+    answer = triton("infer", "gpt", inputs(), parameters=parameters, timeout=10_000_000)
     outputs = answer.get_response()["outputs"]
     names = ["activations", "logits", "pooled", "norm_mean", "norm_rstd"]
     assert [output["name"] for output in outputs] == names

@@ -93,7 +93,7 @@ BOTH: list[tuple[str, Any, str]] = [
         (ids([[1.0, 2.0]], "FP32"), "input_ids has datatype 'FP32': send INT64, INT32"),
         (ids([[1, 6]]), "input_ids[0][1] is 6: ids of notebook/1 are 0 to 5"),
         (masked([1]), "attention_mask has shape [1, 1]"),
-        (masked([1, 2]), "attention_mask[0][1] is 2: 0 (pad) or 1 (real token)"),
+        (masked([1, 2]), "attention_mask[0][1] is 2: it must be 0 (pad) or 1 (real token)"),
         (masked([1, 0.5], "FP32"), "attention_mask[0][1] is 0.5"),
         (ids([[1] * 6]), "input_ids[0] has 6 real tokens, the limit of notebook/1 is 5"),
         (output("hidden"), "outputs has 'hidden': notebook/1 has activations"),
@@ -104,11 +104,11 @@ BOTH: list[tuple[str, Any, str]] = [
         (parameters(normalize="yes"), "parameters.normalize: Input should be a valid boolean"),
         (parameters(timeout="soon"), "parameters.timeout: Input should be a valid integer, got"),
         (parameters(priority=1), "parameters.priority is not supported: turns are fair by size"),
-        (parameters(truncate=True), "parameters.truncate is set, but it is for texts"),
+        (parameters(truncate=True), "parameters.truncate is set, but applies to texts only"),
         (ids(parameters={"shared_memory_region": "a"}),
-         "input_ids: shared memory is not offered"),
-        (output("pooled", shared_memory_region="a"), "pooled: shared_memory_region is not offered"),
-        (output("logits", classification=2), "logits: classification is not offered"),
+         "input_ids: shared memory is not supported"),
+        (output("pooled", shared_memory_region="a"), "pooled: shared_memory_region is not"),
+        (output("logits", classification=2), "logits: classification is not supported"),
         (texts([["a"]], "input_ids"), "input_ids has datatype 'BYTES': send INT64, INT32"),
     )),
     ("bert", {}, "model 'bert' is not served here"),
@@ -130,8 +130,8 @@ HTTP: list[tuple[str, Any, str]] = [
         (b'{"parameters": {"a": 1, "a": 1}, "inputs": []}', "...send each key once"),
         ({"inputs": None}, "inputs is missing"),
         ({"tools": [1]}, "tools is [1]"),
-        ({"model_name": "gpt"}, "model_name is 'gpt', the path says 'notebook'"),
-        (ids(None, shape=[1, 2]), "input_ids.data is missing"),
+        ({"model_name": "gpt"}, "model_name is 'gpt', but the path has 'notebook'"),
+        (ids(None, shape=[1, 2]), "input_ids has neither data nor binary_data_size"),
         (ids(shape=None), "inputs[0].shape is missing"),
         (ids([], shape=[0, 2]),
          "inputs[0].shape[0]: Input should be greater than or equal to 1, got 0"),
@@ -139,14 +139,14 @@ HTTP: list[tuple[str, Any, str]] = [
         (ids(shape=[10**4000, 1]), "...number is infinity"),
         (ids([[1], [2]], shape=[1, 2]), "input_ids.data[0] has 1 values"),
         (ids([[1, 2], 3], shape=[2, 2]), "input_ids.data[1] is no list"),
-        (ids([1, 2.5], shape=[1, 2]), "input_ids.data[1] is 2.5, no INT64"),
-        (ids([1, True], shape=[1, 2]), "input_ids.data[1] is true, no INT64"),
-        (ids([1, "2"], shape=[1, 2]), 'input_ids.data[1] is "2", no INT64'),
+        (ids([1, 2.5], shape=[1, 2]), "input_ids.data[1] is 2.5, which is not INT64"),
+        (ids([1, True], shape=[1, 2]), "input_ids.data[1] is true, which is not INT64"),
+        (ids([1, "2"], shape=[1, 2]), 'input_ids.data[1] is "2", which is not INT64'),
         (ids([1, 2**63], shape=[1, 2]), "input_ids.data[1] is outside 64-bit integers"),
         (ids([1, 2**70], shape=[1, 2]),
-         "input_ids.data[1] is 1.1805916207174113e+21: more than 64 bits hold, no INT64"),
+         "input_ids.data[1] is 1.1805916207174113e+21: more than 64 bits hold, which is not INT64"),
         (masked([1, NAN], "FP32"), f"{NO_JSON}: unexpected character"),
-        (masked([1, 1], "BOOL"), "...is 1, no BOOL"),
+        (masked([1, 1], "BOOL"), "...is 1, which is not BOOL"),
         (masked([1, 1], "FP16"),
          "attention_mask has datatype 'FP16': send INT64, INT32, UINT8, BOOL, FP32"),
         ({"outputs": []}, "outputs is empty"),
@@ -154,13 +154,14 @@ HTTP: list[tuple[str, Any, str]] = [
         (parameters(binary_data_output="yes"),
          "parameters.binary_data_output: Input should be a valid boolean"),
         (ids(parameters={"binary_data_size": 16}), "input_ids has both data and binary_data_size"),
-        (as_bytes(length="many"), f"{BEFORE}'many': the bytes of JSON"),
+        (as_bytes(length="many"), f"{BEFORE}'many': it must be the number of bytes of JSON"),
         (as_bytes(length="-1"), f"{BEFORE}'-1'"),
         (as_bytes(length="1.5"), f"{BEFORE}'1.5'"),
         (as_bytes(length=b"\xb2"), BEFORE),
-        (as_bytes(length="100000"), f"{BEFORE}'100000': the bytes of JSON, at most the body's"),
+        (as_bytes(length="100000"),
+         f"{BEFORE}'100000': it must be the number of bytes of JSON, at most"),
         (as_bytes(length="9" * 400), f"{BEFORE}'999"),
-        (as_bytes(length="0"), f"{BEFORE}0: a body without JSON is for models of one input"),
+        (as_bytes(length="0"), f"{BEFORE}0: a body without JSON is possible only for models with"),
         (as_bytes(length="20"), NO_JSON),
         (as_bytes(length=None), NO_JSON),
         (as_bytes(bytes(10), **parameters(binary_data_size=16)),
@@ -180,7 +181,8 @@ HTTP: list[tuple[str, Any, str]] = [
         (as_bytes(shape=[2**31, 2**31]),
          f"input_ids has 2 values, its shape [2147483648, 2147483648] {2**62}"),
         (as_bytes(shape=[2**62, 4]), "inputs[0].shape[0]: Input should be less than or equal"),
-        (as_bytes(bytes(12)), "input_ids has 12 bytes, no multiple of the 8 of INT64"),
+        (as_bytes(bytes(12)),
+         "input_ids has 12 bytes, which is not a multiple of 8, the size of one INT64"),
         (as_bytes(datatype="INT32"), "input_ids has 4 values, its shape [1, 2] 2"),
         (as_bytes(datatype="FP32"), "input_ids has datatype 'FP32'"),
         (as_bytes(struct.pack("<2q", 0, 6)), "input_ids[0][1] is 6: ids of notebook/1 are 0 to 5"),
@@ -190,13 +192,13 @@ HTTP: list[tuple[str, Any, str]] = [
         (mask_as_bytes("FP32", struct.pack("<2f", 1, NAN)), "attention_mask[0][1] is nan"),
     )),
     *((TEXT_MODEL, *row) for row in (
-        (texts(["a", 1]), "input_text.data[1] is 1, no text"),
+        (texts(["a", 1]), "input_text.data[1] is 1, which is not a text"),
         (texts(None, shape=[1]), "input_text has 0 texts"),
         (texts_as_bytes(b"\x01"), "input_text[0] ends at byte 5 of 1"),
         (texts_as_bytes(serialized(b"a") + struct.pack("<I", 9) + b"b"),
          "input_text[1] ends at byte 18 of 10"),
         (texts_as_bytes(serialized(b"a", b"\xff")),
-         "input_text[1] is no UTF-8: invalid start byte at its byte 0"),
+         "input_text[1] is not valid UTF-8: invalid start byte at its byte 0"),
     )),
 ]
 ALONE = {"name": "input_ids", "datatype": "INT64", "shape": [1, 2]}
@@ -206,11 +208,11 @@ MESSAGES: list[tuple[Any, str]] = [
     ({"inputs": [{**ALONE, "contents": {"int64_contents": [1, 2]}}], "raw_input_contents": [b""]},
      "input_ids has both contents and raw_input_contents: send one of them"),
     ({"inputs": [ALONE], "raw_input_contents": [bytes(9)]},
-     "input_ids has 9 bytes, no multiple of the 8 of INT64"),
+     "input_ids has 9 bytes, which is not a multiple of 8, the size of one INT64"),
     ({"inputs": [ALONE]}, "input_ids has 0 values, its shape [1, 2] 2"),
     ({"inputs": [{**ALONE, "name": "attention_mask", "datatype": "UINT8",
                   "contents": {"uint_contents": [300, 1]}}]},
-     "attention_mask has values in uint_contents that are no UINT8"),
+     "attention_mask has values in uint_contents that are not UINT8"),
 ]
 OTHER: list[tuple[str, str, Any, int, str]] = [
     ("GET", "/v2/nothing", None, 404, ""),
@@ -309,13 +311,11 @@ def test_over_both_transports_the_words_are_the_same(
 ) -> None:
     call, client = called
     status = 400 if changes else 404
-    asked = complete(changes)
-    message = told(client, "POST", f"/v2/models/{model}/infer", asked, status)
+    body = complete(changes)
+    message = told(client, "POST", f"/v2/models/{model}/infer", body, status)
     assert_begins(message, words)
     name, _, version = model.partition("/versions/")
-    refused = call.refused(
-        "ModelInfer", model_name=name, model_version=version, **as_message(asked)
-    )
+    refused = call.refused("ModelInfer", model_name=name, model_version=version, **as_message(body))
     assert refused[:2] == (CODES[status], message)
 
 
@@ -385,7 +385,8 @@ NO_MESSAGES = [
         *((field(1, b"gpt") + content,
            f"the message has more than {limit}, the limit: send less at once, and numbers as"
            " raw_input_contents") for content, limit in LIMITED),
-        *((content, "the message is no inference.ModelInferRequest: ") for content in NO_MESSAGES),
+        *((content, "the message is not a valid inference.ModelInferRequest: ")
+          for content in NO_MESSAGES),
     ],
     ids=range(len(LIMITED) + len(NO_MESSAGES)),
 )  # fmt: skip

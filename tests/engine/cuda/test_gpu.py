@@ -20,9 +20,11 @@ def opening(*providers: str, **nodes: str) -> Callable[..., Any]:
     parts = [
         SimpleNamespace(
             ep_name=name,
-            get_nodes=lambda made=made: [SimpleNamespace(domain="", op_type=made, name="")],
+            get_nodes=lambda provider=provider: [
+                SimpleNamespace(domain="", op_type=provider, name="")
+            ],
         )
-        for name, made in nodes.items()
+        for name, provider in nodes.items()
     ]
     session = SimpleNamespace(
         get_providers=lambda: providers, get_provider_graph_assignment_info=lambda: parts
@@ -39,14 +41,14 @@ ALL_ON_GPU = opening(CUDA, CPU, **{CUDA: "Gemm"})
 
 
 def test_sessions_get_the_options() -> None:
-    asked = list[Any]()
+    calls = list[Any]()
 
     def opened(graph: Path, _: ort.SessionOptions, providers: list[Any]) -> Any:
-        asked.extend(providers)
+        calls.extend(providers)
         return ALL_ON_GPU()
 
     with_gpu(opened).open(GRAPH)
-    (name, given), cpu = asked
+    (name, given), cpu = calls
     assert (name, cpu) == ("CUDAExecutionProvider", "CPUExecutionProvider")
     assert given == {
         "arena_extend_strategy": "kSameAsRequested",

@@ -64,12 +64,12 @@ def test_vectors_made_on_the_gpu_are_those_made_on_the_host(
     rows = on_gpu.compute(batch)
     assert isinstance(rows, GpuRows)
     expected = pooled(engine.run(batch), batch.offsets[:-1], batch.offsets[1:], pooling)
-    made = pooled(rows, batch.offsets[:-1], batch.offsets[1:], pooling)
+    vectors = pooled(rows, batch.offsets[:-1], batch.offsets[1:], pooling)
     if pooling in ("first", "last", "max"):
-        assert made.tobytes() == expected.tobytes()
-    np.testing.assert_allclose(made, expected, rtol=1e-6, atol=1e-6)
+        assert vectors.tobytes() == expected.tobytes()
+    np.testing.assert_allclose(vectors, expected, rtol=1e-6, atol=1e-6)
     spans = [rows.span(start, end).pool(pooling) for start, end in pairwise(batch.offsets)]
-    assert np.concatenate(spans).tobytes() == made.tobytes()
+    assert np.concatenate(spans).tobytes() == vectors.tobytes()
 
 
 def test_rows_come_to_the_host_whole(engine: Engine, on_gpu: GpuEngine) -> None:
@@ -139,8 +139,8 @@ def test_what_is_not_finite_is_named(part: str, value: float, on_gpu: GpuEngine)
     held = [ort.OrtValue.ortvalue_from_numpy(values) for values in grid.values()]
     rows = on_gpu.rows(batch, held)
     assert rows.not_finite() == part
-    found = [rows.span(start, end).not_finite() for start, end in pairwise(batch.offsets)]
-    assert found == [None, None, part, None]
+    not_finite = [rows.span(start, end).not_finite() for start, end in pairwise(batch.offsets)]
+    assert not_finite == [None, None, part, None]
 
 
 def test_a_vector_that_is_not_finite_names_its_sequence(on_gpu: GpuEngine) -> None:
@@ -243,7 +243,7 @@ def test_a_server_takes_a_gpu_as_its_settings_say(bundle: Bundle) -> None:
     """Without CUDA: cuda is refused where a graph is opened, auto takes the CPU."""
     assert engines_for(Settings()) is Engine
     assert engines_for(Settings(provider="auto")) is Engine
-    with pytest.raises(StartupError, match="cuda is asked for, but this onnxruntime has no CUDA"):
+    with pytest.raises(StartupError, match="cuda is requested, but this onnxruntime has no CUDA"):
         load(bundle, Settings(provider="cuda"))
 
 

@@ -25,8 +25,10 @@ def told(**providers: str) -> Any:
         return SimpleNamespace(domain="".join(domain), op_type=op_type, name=f"node_{op_type}")
 
     parts = [
-        SimpleNamespace(ep_name=name, get_nodes=lambda made=made: [*map(node, made.split())])
-        for name, made in providers.items()
+        SimpleNamespace(
+            ep_name=name, get_nodes=lambda provider=provider: [*map(node, provider.split())]
+        )
+        for name, provider in providers.items()
     ]
     return SimpleNamespace(get_provider_graph_assignment_info=lambda: parts)
 
@@ -55,15 +57,17 @@ def test_shapes_and_indices_may_be_on_the_cpu() -> None:
 )  # fmt: skip
 def test_an_operator_that_computes_rows_is_refused_by_name(operator: str) -> None:
     session = told(**{CUDA: "Attention Scan Gemm", CPU: f"Shape {operator} {operator}"})
-    with pytest.raises(StartupError) as found:
+    with pytest.raises(StartupError) as raised:
         refuse_rows_on_cpu(GRAPH, session)
-    assert f"model.onnx: onnxruntime has no GPU kernels for 2 x {operator}, and" in str(found.value)
-    assert "--precision fp32,fp16" in str(found.value)
-    assert "ADDNORM_PROVIDER=cpu" in str(found.value)
+    assert f"model.onnx: onnxruntime has no GPU kernels for 2 x {operator}, and" in str(
+        raised.value
+    )
+    assert "--precision fp32,fp16" in str(raised.value)
+    assert "ADDNORM_PROVIDER=cpu" in str(raised.value)
 
 
 def test_silence_is_refused() -> None:
-    with pytest.raises(StartupError, match="does not say where the nodes"):
+    with pytest.raises(StartupError, match="does not report where the nodes"):
         refuse_rows_on_cpu(GRAPH, told())
     with pytest.raises(StartupError, match=r"1\.26\.4 does not say .* onnxruntime-gpu 1\.27 or"):
         refuse_rows_on_cpu(GRAPH, told(**{CUDA: "Attention"}), version="1.26.4")
@@ -79,8 +83,8 @@ def test_a_body_that_fell_back_whole_is_refused(notebook: Path) -> None:
 def test_the_list_is_recorded_in_fp16_too(notebook_in_fp16: Bundle) -> None:
     """Older versions say nothing of nodes that no provider has a float16 kernel for."""
     session = open_session(notebook_in_fp16.graph("fp16"))
-    made = count_nodes(nodes(session))[CPU]
+    count = count_nodes(nodes(session))[CPU]
     if tuple(map(int, ort.__version__.split(".")[:2])) >= LISTS_ALL:
-        assert made["Gemm"] == 4
+        assert count["Gemm"] == 4
     else:
-        assert "Gemm" not in made
+        assert "Gemm" not in count

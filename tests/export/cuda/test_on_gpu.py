@@ -66,25 +66,25 @@ def test_the_section_says_what_holds(rehearsed: Section) -> None:
     assert rehearsed["holds"] == {"fp32": equal, "fp16": equal}
     assert {check["precision"] for check in rehearsed["checks"]} == {"fp32", "fp16"}
     assert all(check["difference"] <= check["limit"] for check in rehearsed["checks"])
-    assert {one["case"]: one["unequal"] for one in rehearsed["bits"]} == {
+    assert {entry["case"]: entry["unequal"] for entry in rehearsed["bits"]} == {
         "padded like alone": 0,
         "co-batched like alone": 0,
         "bare graph, its bits": 0,
         "3 drawn batches": 0,
     }
-    assert all(one["compared"] > 4 for one in rehearsed["bits"])
+    assert all(entry["compared"] > 4 for entry in rehearsed["bits"])
     assert rehearsed["nodes"]["fp16"]["body"].keys() == {CUDA}
     assert rehearsed["tf32"] is False
     json.dumps(rehearsed, allow_nan=False)
 
 
 def test_other_bits_in_company_are_measured(notebook: Path) -> None:
-    found = section(bundles.read(notebook), differing(STEP / 32))
-    holds = found["holds"]["fp32"]
+    gpu_section = section(bundles.read(notebook), differing(STEP / 32))
+    holds = gpu_section["holds"]["fp32"]
     assert holds["bits"] == "differ"
     assert holds["largest_difference"] == pytest.approx(STEP / 32, rel=0.01)
     assert 0 < holds["of_largest_value"] < holds["largest_difference"]
-    by_case = {one["case"]: one for one in found["bits"]}
+    by_case = {entry["case"]: entry for entry in gpu_section["bits"]}
     assert by_case["co-batched like alone"]["unequal"] == 5
     drawn = by_case["3 drawn batches"]
     assert drawn["unequal"] == drawn["compared"] > 6
@@ -154,5 +154,5 @@ def test_what_is_not_certified_on_the_cpu_is_not_measured(copy: Path) -> None:
 def test_without_cuda_it_says_so_in_one_line(copy: Path) -> None:
     """Before it reads anything."""
     (copy / CERTIFICATE).unlink()
-    with pytest.raises(SystemExit, match=r"^addnorm verify: cuda is asked for, but .* no CUDA.*$"):
+    with pytest.raises(SystemExit, match=r"^addnorm verify: cuda is requested, but .* no CUDA.*$"):
         command.verify([str(copy), "--provider", "cuda"])

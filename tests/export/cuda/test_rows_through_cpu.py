@@ -36,16 +36,16 @@ def test_what_loading_allows_on_the_cpu_makes_shapes_and_indices(
 def test_a_body_may_take_rows_from_outside() -> None:
     """The branches of an If do so: its only input is its condition."""
     row = helper.make_tensor_value_info("row", TensorProto.FLOAT, [2])
-    made = helper.make_tensor_value_info("made", TensorProto.FLOAT, [2])
+    value_info = helper.make_tensor_value_info("made", TensorProto.FLOAT, [2])
     nodes = [
         helper.make_node("Shape", ["row"], ["shape"], "of_row"),
         helper.make_node("Identity", ["row"], ["made"], "row"),
         helper.make_node("Squeeze", ["shape"], ["one"], "of_shape"),
     ]
-    body = helper.make_graph(nodes, "body", [], [made])
+    body = helper.make_graph(nodes, "body", [], [value_info])
     either = helper.make_node("If", ["is"], ["y"], "if", then_branch=body, else_branch=body)
     after = helper.make_node("Neg", ["y"], ["z"], "after")
-    graph = helper.make_graph([either, after], "all", [row], [made])
+    graph = helper.make_graph([either, after], "all", [row], [value_info])
     assert {node.name for node in without_rows(graph)} == {"of_row", "of_shape"}
 
 

@@ -39,13 +39,15 @@ def test_a_tutorial_is_served_as_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", [name, str(tmp_path)])
-    found = run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    model, (output, text) = found["model"].eval(), OUTPUTS[name]
+    names = run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    model, (output, text) = names["model"].eval(), OUTPUTS[name]
     rows = [[3, 4, 5, 6, 7, 8], [9], [2, 2, 3]]
     if text:
-        words = text.split() if "LABELS" in found else text
-        known = found["VOCABULARY"]
-        rows.append([known[word] if word in known else known["<unk>"] for word in words])
+        words = text.split() if "LABELS" in names else text
+        vocabulary = names["VOCABULARY"]
+        rows.append(
+            [vocabulary[word] if word in vocabulary else vocabulary["<unk>"] for word in words]
+        )
     with client_of(inference_of(tmp_path)) as client:
         entry = client.get("/v1/models").json()["data"][0]
         ask = {"model": entry["id"], "outputs": [output]}
@@ -71,8 +73,8 @@ def test_vectors_are_served_as_the_module_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", [SERIES, str(tmp_path)])
-    found = run_path(str(EXAMPLES / f"{SERIES}.py"), run_name="__main__")
-    model, series = found["model"].eval(), found["sines"](3, 20)
+    names = run_path(str(EXAMPLES / f"{SERIES}.py"), run_name="__main__")
+    model, series = names["model"].eval(), names["sines"](3, 20)
     mask = torch.tensor([[1] * 21, [0] * 9 + [1] * 12, [1, 0] * 10 + [0]])
     with client_of(inference_of(tmp_path)) as client:
         body = {"inputs": series.tolist(), "attention_mask": mask.tolist()}

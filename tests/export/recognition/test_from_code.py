@@ -40,18 +40,18 @@ def test_code_and_weights_become_a_bundle_that_verify_makes_again(folder: Path) 
         ["--module", "mine:make", "--weights", "model.pt", "--name", "own", "--out", "bundles"]
     )
     bundle = bundles.read(folder / "bundles" / "own" / "1")
-    made = bundle.manifest.source
-    assert (made["module"], made["path"]) == ("OwnLayers", "mine:make")
-    assert list(made["weights"]) == ["model.pt"]
+    source = bundle.manifest.source
+    assert (source["module"], source["path"]) == ("OwnLayers", "mine:make")
+    assert list(source["weights"]) == ["model.pt"]
     before = bundle.certificate
     command.verify([str(bundle.path)])
     assert bundles.read(bundle.path).certificate == before
     (folder / "model.pt").rename(folder / "moved.pt")
-    with pytest.raises(SystemExit, match=r"--weights model\.pt: there is no such file"):
+    with pytest.raises(SystemExit, match=r"--weights model\.pt: the file does not exist"):
         command.verify([str(bundle.path)])
     command.verify([str(bundle.path), "--weights", "moved.pt"])
     torch.save(OwnLayers().state_dict(), folder / "moved.pt")
-    with pytest.raises(SystemExit, match="own/1 was made from"):
+    with pytest.raises(SystemExit, match="own/1 was exported from"):
         command.verify([str(bundle.path), "--weights", "moved.pt"])
 
 
@@ -60,14 +60,14 @@ def test_a_module_that_is_not_recognized_is_served_as_it_is(
 ) -> None:
     torch.manual_seed(1)
     torch.save(Gated().state_dict(), folder / "gated.pt")
-    asked = ["--module", "mine:make_unrecognized", "--weights", "gated.pt"]
-    command.export([*asked, "--check"])
+    options = ["--module", "mine:make_unrecognized", "--weights", "gated.pt"]
+    command.export([*options, "--check"])
     assert "one graph, ids [B, S] of at most 48" in capsys.readouterr().out
-    command.export([*asked, "--name", "own", "--out", "bundles"])
+    command.export([*options, "--name", "own", "--out", "bundles"])
     bundle = bundles.read(folder / "bundles" / "own" / "1")
     (tensor,) = bundle.manifest.as_it_is or ()
-    assert (tensor.of, bundle.manifest.source["path"]) == ("token", asked[1])
+    assert (tensor.of, bundle.manifest.source["path"]) == ("token", options[1])
     (folder / "gated.pt").rename(folder / "elsewhere.pt")
     command.verify([str(bundle.path), "--weights", "elsewhere.pt"])
-    with pytest.raises(SystemExit, match="max_length cuts texts, and there is no tokenizer"):
-        command.export([*asked[:2], "--max-length", "9", "--out", "bundles"])
+    with pytest.raises(SystemExit, match="max_length truncates texts, but there is no tokenizer"):
+        command.export([*options[:2], "--max-length", "9", "--out", "bundles"])

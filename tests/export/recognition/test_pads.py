@@ -36,7 +36,7 @@ def test_a_pad_by_its_id_is_refused_in_a_sequence_and_served_around(tmp_path: Pa
         expected = module(torch.tensor([[7, 8, 9]]))[0].numpy()
     np.testing.assert_allclose(answer[0][2:], expected, atol=1e-5)
     assert refused.status_code == 400
-    assert "input_ids[0][0] is 0: own/1 takes this id for a pad" in refused.text
+    assert "input_ids[0][0] is 0: own/1 treats this id as padding" in refused.text
 
 
 def real(found):

@@ -77,12 +77,12 @@ def made(name: str) -> nn.Module:
 
 @pytest.mark.parametrize("name", TUTORIALS)
 def test_a_module_of_any_names_is_recognized(name: str) -> None:
-    found = recognize(made(name), None, None)
-    config = found.model.config
+    recognition = recognize(made(name), None, None)
+    config = recognition.model.config
     fields, pick = EXPECTED[name]
     assert {field: getattr(config, field) for field in DEFAULTS} == {**DEFAULTS, **fields}
     assert [head.pick for head in config.heads.values()] == ([pick] if pick else [])
-    assert difference(found, made(name)) < LIMIT
+    assert difference(recognition, made(name)) < LIMIT
 
 
 def difference(found: Recognized, module: nn.Module) -> float:
@@ -116,7 +116,7 @@ def test_a_module_is_exported_by_one_call_and_left_as_it_was(
     assert verify_bundle(bundle.path, module).certificate == bundle.certificate
     with torch.no_grad():
         module.lm_head.weight[3, 3] += 1e-4
-    with pytest.raises(ExportError, match="was made from"):
+    with pytest.raises(ExportError, match="was exported from"):
         verify_bundle(bundle.path, module)
 
 
@@ -132,12 +132,14 @@ def test_the_way_it_is_called_can_be_said() -> None:
             return 0, self.inner(src, mask)
 
     module = Masked()
-    with pytest.raises(Unrecognized, match="it asks for a mask: reference=lambda ids"):
+    with pytest.raises(
+        Unrecognized, match="it needs a mask: show how it is called with reference=lambda ids"
+    ):
         recognize(module, None, None)
     call = lambda ids: module(ids.T, torch.zeros(ids.shape[1], ids.shape[1]))[1]  # noqa: E731
-    found = recognize(module, call, None)
-    assert not found.model.config.causal
-    assert difference(found, module) < LIMIT
+    recognition = recognize(module, call, None)
+    assert not recognition.model.config.causal
+    assert difference(recognition, module) < LIMIT
 
 
 def test_a_limit_is_said_where_the_module_sets_none() -> None:
@@ -155,9 +157,9 @@ def test_a_limit_is_said_where_the_module_sets_none() -> None:
             x = self.inner.embedding(ids) + angles.sin()
             return self.inner.encoder(x)
 
-    found = recognize(Computed(), None, 70)
-    assert found.model.config.max_positions == 70
-    assert "the module sets no limit" in "".join(found.lines)
+    recognition = recognize(Computed(), None, 70)
+    assert recognition.model.config.max_positions == 70
+    assert "the module has no limit" in "".join(recognition.lines)
 
 
 class Bare(nn.Module):

@@ -41,7 +41,7 @@ class Windowed(nn.Module):
 def test_long_sequences_are_compared_too() -> None:
     torch.manual_seed(0)
     assert recognize(Windowed(100), None, None).model.config.max_positions == 100
-    message = "each part agrees, and the whole does not: of 100 tokens, activations differ by"
+    message = "each part agrees, but the whole does not: of 100 tokens, activations differ by"
     with pytest.raises(Unrecognized, match=message):
         recognize(Windowed(60), None, None)
 
@@ -55,7 +55,7 @@ class Cropped(Windowed):
 
 def test_a_length_over_which_tokens_are_left_out_is_named() -> None:
     torch.manual_seed(0)
-    message = r"of 100 tokens it reads 40: .*say config=\{\"max_positions\": that length\}"
+    message = r"of 100 tokens it reads 40: .*set config=\{\"max_positions\": that length\}"
     with pytest.raises(Unrecognized, match=message):
         recognize(Cropped(100), None, None)
     assert recognize(Cropped(100), None, 40).model.config.max_positions == 40
@@ -127,25 +127,25 @@ def written(block: Any, x: Tensor) -> Tensor:
 
 
 CHANGES: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
-    "rotary": (rotary, "queries are changed on their way, as by rotary positions"),
+    "rotary": (rotary, "queries are changed before the scores, for example by rotary positions"),
     "gated": (gated, "two streams are multiplied, as in a gated feed-forward"),
     "parallel": (parallel, "norm: "),
     "RMSNorm": (rms, "norm: nothing tried agrees; smallest differences: "),
     "distances": (biased_by_distance, "attention: nothing tried agrees; smallest differences: "),
-    "leaky": (other_activation, r"leaky_relu, at .* is an operator of no part that is known"),
+    "leaky": (other_activation, r"leaky_relu, at .* is an operator of an unknown part"),
     "quick gelu": (quick_gelu, r"activation: nothing tried agrees; smallest.*: gelu 0\.0"),
-    "crossed": (crossed, "queries, keys and values are made of different rows"),
+    "crossed": (crossed, "queries, keys and values are computed from different rows"),
     "batch norm": (
         lambda block, x: block(nn.BatchNorm1d(D).eval()(x.mT).mT), "native_batch_norm, at ",
     ),
     "log_softmax": (
-        lambda block, x: block(x).log_softmax(-1), "_log_softmax, at .* is an operator of no part",
+        lambda block, x: block(x).log_softmax(-1), "_log_softmax.* operator of an unknown part",
     ),
     "sigmoid": (lambda block, x: block(x).sigmoid(), "norm: nothing tried agrees"),
     "in place": (
-        written, "a part of a tensor is written in place, which cannot be followed",
+        written, "a part of a tensor is written in place, which cannot be traced",
     ),
-    "random": (lambda block, x: block(F.dropout(x, 0.5)), "is an operator of no part"),
+    "random": (lambda block, x: block(F.dropout(x, 0.5)), "is an operator of an unknown part"),
 }  # fmt: skip
 
 
@@ -170,7 +170,7 @@ def test_blocks_that_differ_are_refused() -> None:
 
 def test_inputs_that_are_no_ids_are_refused() -> None:
     module = Classifier()
-    with pytest.raises(Unrecognized, match="no table is read at the token ids: say how many"):
+    with pytest.raises(Unrecognized, match="no table is read at the token ids, so their number"):
         recognize(
             module, lambda ids: module.encoder(ids[..., None].float().expand(-1, -1, D)), None
         )

@@ -35,7 +35,7 @@ def test_an_operator_that_does_nothing_in_the_trial_is_refused(
 def test_the_refusal_names_operator_line_and_way_on() -> None:
     with pytest.raises(
         Unrecognized,
-        match=r"^tanh, at unexplained\.py:\d+ is no operator of what was recognized: ",
+        match=r"^tanh, at unexplained\.py:\d+ does not belong to the recognized model: ",
     ):
         recognize(Plain("sum", CHANGES["operators on rows"]["softcap"]), None, None)
 
@@ -75,9 +75,13 @@ def test_an_id_that_is_told_from_others_and_is_no_pad_is_refused() -> None:
             self.change = lambda x: x.masked_fill((ids == 77)[..., None], 0.0)
             return super().forward(ids)
 
-    with pytest.raises(Unrecognized, match=r"tells token ids from others: 77 \(eq, at .*py:\d+\)"):
+    with pytest.raises(
+        Unrecognized, match=r"treats some token ids differently: 77 \(eq, at .*py:\d+\)"
+    ):
         recognize(Cleared("embeddings"), None, None)
-    with pytest.raises(Unrecognized, match=r"others: (77|0) .*, (77|0) \(.*one id can be a pad"):
+    with pytest.raises(
+        Unrecognized, match=r"differently: (77|0) .*, (77|0) \(.*one id can count as padding"
+    ):
         recognize(Cleared("embeddings", pad=REAL["!="]), None, None)
 
 
@@ -99,10 +103,10 @@ class Counted(nn.Module):
 
 
 def test_places_that_are_counted_from_ids_are_read() -> None:
-    found = recognize(Counted(), None, None)
-    assert (found.pad, found.model.config.max_positions) == (1, 32)
+    recognition = recognize(Counted(), None, None)
+    assert (recognition.pad, recognition.model.config.max_positions) == (1, 32)
     module = Counted()
-    assert torch.equal(found.model.positions.weight, module.places.weight[2:])
+    assert torch.equal(recognition.model.positions.weight, module.places.weight[2:])
 
 
 class Either(nn.Module):
@@ -122,7 +126,7 @@ class Either(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 def test_the_axis_of_tokens_is_asked_for_where_both_run(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"\[1, S\] and \[S, 1\].*: say batch_first=False"):
+    with pytest.raises(ExportError, match=r"\[1, S\] and \[S, 1\].*: set batch_first=False"):
         export_bundle(Either(), tmp_path, "own")
     with pytest.raises(ExportError, match="attention is not over the 7 tokens of a sequence"):
         export_bundle(Either(), tmp_path, "own", batch_first=True)

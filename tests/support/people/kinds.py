@@ -278,11 +278,11 @@ class T5(nn.Module):
         return self.norms[at] * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
 
     def bucket(self, relative):
-        found = (relative > 0).to(torch.long) * 8
+        offsets = (relative > 0).to(torch.long) * 8
         n = torch.abs(relative)
         large = 4 + (torch.log(n.float() / 4) / math.log(128 / 4) * 4).to(torch.long)
         large = torch.min(large, torch.full_like(large, 7))
-        return found + torch.where(n < 4, n, large)
+        return offsets + torch.where(n < 4, n, large)
 
     def forward(self, ids):
         x = self.shared(ids)

@@ -94,8 +94,8 @@ class Untraceable(Gated):
         x = rows.transpose(0, 1) + last.transpose(0, 1) + x.median(1, keepdim=True).values
         x = x + F.scaled_dot_product_attention(x, x, x, is_causal=length > 1)
         largest = F.max_pool1d(x.transpose(1, 2), length) * F.avg_pool1d(x.transpose(1, 2), length)
-        found: Tensor = self.compiled(x + largest.transpose(1, 2))
-        return found
+        answer: Tensor = self.compiled(x + largest.transpose(1, 2))
+        return answer
 
 
 class Loop(Gated):

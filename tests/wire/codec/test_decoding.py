@@ -50,11 +50,11 @@ def test_a_parsed_body_counts_as_what_python_holds_of_it(name: str) -> None:
     body = orjson.dumps(BODIES[name]())
     gc.collect()
     tracemalloc.start()
-    asked = fit(INFER.request, parse(body, Settings()))
-    batch = from_lists(asked.input_ids, asked.attention_mask) if asked.input_ids else None
+    request = fit(INFER.request, parse(body, Settings()))
+    batch = from_lists(request.input_ids, request.attention_mask) if request.input_ids else None
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert asked.texts or batch
+    assert request.texts or batch
     assert 0.75 < (len(body) + held) / (len(body) + parsed_bytes(body)) < 1.3
 
 
@@ -62,10 +62,10 @@ def test_a_safetensors_body_counts_as_what_is_held_of_it() -> None:
     body = save({"input_ids": np.ones((100, 1000), np.int32)})
     gc.collect()
     tracemalloc.start()
-    found = safetensors_body.read(body)
+    request = safetensors_body.read(body)
     _, held = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert found.arrays["input_ids"].dtype == np.int64
+    assert request.arrays["input_ids"].dtype == np.int64
     counted = held_bytes(body, Headers({"content-type": safetensors_body.SAFETENSORS}))
     assert 0.95 < (len(body) + held) / counted < 1.05
 

@@ -70,9 +70,9 @@ def of_sparse(ask: Ask) -> Value:
 
 def of_prompts(ask: Ask) -> Value:
     lengths = ask.batch.lengths.tolist()
-    own = Ragged([logits(length) for length in lengths])
+    rows = Ragged([logits(length) for length in lengths])
     ids = Ragged([drawn.integers(0, 300, (length, 5)) for length in lengths])
-    return Scored(own, TopK(ids, Ragged([logits(length, 5) for length in lengths])))
+    return Scored(rows, TopK(ids, Ragged([logits(length, 5) for length in lengths])))
 
 
 def of_types(ask: Ask) -> Value:
@@ -138,9 +138,9 @@ CASES: dict[str, Case] = {
 @pytest.fixture(scope="module")
 def service(task_bundles: Path) -> Iterator[Service]:
     more = {"max_sequences": NUM, "max_tokens": 1_000_000, "max_queue_tokens": 1_000_000}
-    made = inference_of(task_bundles, default_models=DEFAULTS, **more)
-    yield made
-    made.close()
+    inference = inference_of(task_bundles, default_models=DEFAULTS, **more)
+    yield inference
+    inference.close()
 
 
 def decoded(service: Service, path: str, body: Any) -> Ask:

@@ -138,12 +138,12 @@ def test_what_float16_cannot_hold_is_rejected_by_name(
     assert answer.status_code == 400, answer.content[:200]
     error = answer.json()["error"]
     assert error["param"] == "dtype"
-    found = re.fullmatch(
-        rf'{output} has the value (\S+), float16 holds at most 65504: ask for "dtype": "float32"',
+    match = re.fullmatch(
+        rf'{output} has the value (\S+), the limit of float16 is 65504: send "dtype": "float32"',
         error["message"],
     )
-    assert found, error["message"]
-    assert abs(float(found[1])) > 65504
+    assert match, error["message"]
+    assert abs(float(match[1])) > 65504
     assert huge.post("/v1/infer", json=body, headers={"accept": accept}).status_code == 200
 
 
@@ -194,7 +194,7 @@ REJECTED: list[tuple[bytes, str]] = [
      "token_type_ids has shape [1, 4], input_ids has [4]"),
     (tensors(input_ids=IDS, token_type_ids=IDS.astype(np.float32)),
      "token_type_ids is F32: send I64, I32, U8"),
-    (tensors(input_ids=IDS[0]), "input_ids has shape [4]: 2 axes"),
+    (tensors(input_ids=IDS[0]), "input_ids has shape [4]: send 2 axes"),
     (tensors(input_ids=IDS, attention_mask=MASK[:1]), "attention_mask has shape [1, 4]"),
     (tensors(input_ids=IDS, attention_mask=2 * MASK), "attention_mask[0][0] is 2"),
     (tensors(input_ids=IDS, attention_mask=MASK, lengths=[4]), "exclude each other"),
@@ -250,13 +250,13 @@ def test_bodies_that_lie_are_rejected_in_words(
 def test_an_axis_beside_one_of_none_may_not_be_endless(
     client: httpx.Client, name: str, shape: list[int]
 ) -> None:
-    found: dict[str, Any] = {
+    header: dict[str, Any] = {
         "__metadata__": {"request": '{"model": "notebook"}'},
         "input_ids": {"dtype": "I64", "shape": [1, 0], "data_offsets": [0, 0]},
     }
-    found[name] = {"dtype": "I64", "shape": shape, "data_offsets": [0, 0]}
+    header[name] = {"dtype": "I64", "shape": shape, "data_offsets": [0, 0]}
     headers = {"content-type": SAFETENSORS}
-    answer = client.post("/v1/infer", content=headed(json.dumps(found), b""), headers=headers)
+    answer = client.post("/v1/infer", content=headed(json.dumps(header), b""), headers=headers)
     assert answer.status_code == 400
 
 
@@ -281,7 +281,7 @@ def test_accept_is_weighed(chosen: str, accepts: list[str]) -> None:
 
 
 def test_who_asks_for_safetensors_gets_no_json() -> None:
-    with pytest.raises(NotAcceptable, match=r"offered are application/json$"):
+    with pytest.raises(NotAcceptable, match=r"send one of application/json$"):
         negotiate(Headers({"accept": f"text/html, {SAFETENSORS}"}), (JSON,))
     assert negotiate(Headers({"accept": f"{SAFETENSORS};q=0"}), (JSON,)) == JSON
 

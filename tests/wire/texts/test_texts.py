@@ -84,9 +84,9 @@ def test_those_who_end_in_time_share_what_is_read() -> None:
 
 def test_a_piece_has_few_items_of_little_size_or_one_that_is_large() -> None:
     sizes = [0] * 600 + [5, 6, 20, 1, 2]
-    found = list(portions(range(len(sizes)), sizes, 10))
-    assert [index for portion in found for index in portion] == list(range(len(sizes)))
-    assert list(map(len, found)) == [PIECE_TEXTS, PIECE_TEXTS, 600 - 2 * PIECE_TEXTS + 1, 1, 1, 2]
+    parts = list(portions(range(len(sizes)), sizes, 10))
+    assert [index for portion in parts for index in portion] == list(range(len(sizes)))
+    assert list(map(len, parts)) == [PIECE_TEXTS, PIECE_TEXTS, 600 - 2 * PIECE_TEXTS + 1, 1, 1, 2]
 
 
 def fake(library: Tokenizer) -> Any:

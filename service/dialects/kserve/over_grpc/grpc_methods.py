@@ -83,7 +83,9 @@ async def server_ready(parts: Parts, request: Any) -> dict[str, Any]:
 
 async def health(parts: Parts, request: Any) -> dict[str, Any]:
     if request.service not in SERVICES:
-        raise NotFound(f"there is no service {request.service[:200]!r}: known is {INFERENCE}")
+        raise NotFound(
+            f"there is no service {request.service[:200]!r}: send the call to {INFERENCE}"
+        )
     return {"status": "SERVING" if await _is_ready(parts) else "NOT_SERVING"}
 
 

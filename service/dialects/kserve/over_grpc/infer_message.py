@@ -104,7 +104,7 @@ def _value_bytes(tensor: Any) -> memoryview:
         return np.fromiter(values, kind.dtype, len(values)).data.cast("B")
     except OverflowError:
         raise InvalidInput(
-            f"{tensor.name[:200]} has values in {field} that are no {tensor.datatype}",
+            f"{tensor.name[:200]} has values in {field} that are not {tensor.datatype}",
             param=tensor.name,
         ) from None
 

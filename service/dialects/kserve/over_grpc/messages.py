@@ -47,7 +47,7 @@ def parse(name: str, body: bytes) -> Any:
 
 
 def no_message(name: str, reason: str) -> InvalidInput:
-    return InvalidInput(f"the message is no {name}: {reason}"[:200])
+    return InvalidInput(f"the message is not a valid {name}: {reason}"[:200])
 
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types; the others are of groups
@@ -79,9 +79,11 @@ def check_parts(name: str, body: bytes, settings: Settings) -> int:
             elif wire_type in WIDTHS:
                 at += WIDTHS[wire_type]
             else:
-                raise no_message(name, f"byte {at} is the end, or in a group, which none has")
+                raise no_message(
+                    name, f"byte {at} ends a group or lies in one, but messages have no groups"
+                )
             if at > end:
-                raise no_message(name, f"a field ends after byte {end}, where what holds it does")
+                raise no_message(name, f"a field ends after byte {end}, the end of its message")
             if part_layout is TEXTS:
                 num_texts += 1
             else:
