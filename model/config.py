@@ -147,6 +147,7 @@ class Config:
     first_norm: bool = True  # of order pre: whether the first block has a norm before attention
     final_norm: bool = False
     attention_bias: bool = True
+    out_bias: bool = True  # whether attention's output has one too, where its inputs do
     n_kv_heads: int | None = None  # of keys and values, each for several of queries; None: n_heads
     d_head: int | None = None  # dimensions of a head; None: d_model / n_heads
     qk_norm: bool = False  # see Attention
