@@ -56,6 +56,23 @@ class HeadConfig:
 
 
 @dataclass(frozen=True)
+class Bands:
+    """Slow angles are divided by a factor, fast ones are not, and those between by a part of it
+    (Llama 3.1: Grattafiori et al., arXiv:2407.21783)."""
+
+    factor: float
+    low: float  # an angle that turns so often within `trained` places, or less, is slow
+    high: float  # so often, or more: fast
+    trained: int  # places
+
+    def __post_init__(self) -> None:
+        """ValueError names the field that no transformer can have."""
+        _refuse_numbers(self, "factor", "low", "high", "trained")
+        if self.low >= self.high:
+            raise ValueError(f"low is {self.low} and high is {self.high}: low is the smaller one")
+
+
+@dataclass(frozen=True)
 class Rotary:
     """Queries and keys are rotated by their place (Su et al., arXiv:2104.09864): of each head the
     first half of its dimensions against the second.
@@ -64,11 +81,14 @@ class Rotary:
     theta: float = 10_000.0
     local_theta: float | None = None  # in layers with a window; None: theta
     scale: float = 1.0  # places are divided by it
+    bands: Bands | None = None  # None: all angles are treated alike
 
     def __post_init__(self) -> None:
         _refuse_numbers(self, "theta", "scale")
         if self.local_theta is not None:
             _refuse_numbers(self, "local_theta")
+        if not (self.bands is None or isinstance(self.bands, Bands)):
+            raise ValueError(f"bands is {self.bands!r}: None, or a Bands")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from addnorm.export.graphs.half_precision import to_half
 from addnorm.export.graphs.model_file import Graph
 from addnorm.export.graphs.packed_attention import num_parts
 from addnorm.export.graphs.portable import LANES, lane_sums, make_portable
-from addnorm.model.config import Config, Disentangled, Positions, Rotary
+from addnorm.model.config import Bands, Config, Disentangled, Positions, Rotary
 from addnorm.model.norms import LayerNorm
 from addnorm.model.transformer import Transformer, randomize
 from addnorm.service.engine.manifest import Limits
@@ -87,7 +87,8 @@ def test_windows_give_equal_bits_at_every_length_in_any_company() -> None:
 SHARED = replace(
     SMALL, n_layers=2, n_heads=4, n_kv_heads=2, d_head=32, norm="rms", norm_bias=False,
     qk_norm=True, block="pre", causal=True, final_norm=True, attention_bias=False, gated=True,
-    ffn_bias="none", activation="silu", positions=Positions("none", Rotary(1e6)),
+    ffn_bias="none", activation="silu",
+    positions=Positions("none", Rotary(1e6, bands=Bands(8.0, 1.0, 4.0, trained=500))),
 )  # fmt: skip
 
 
@@ -128,6 +129,8 @@ UNLIKE: list[tuple[str, dict[str, Any], str]] = [  # what is changed of its Conf
     ("shared keys", {"norm": "std"}, r"the norms add \[\] to the deviation"),
     ("shared keys", {"qk_norm": False}, "Sqrt occurs 9 times, 5 expected"),
     ("shared keys", {"d_head": 64, "n_kv_heads": None}, r"RMSNorms are of \[32, 32, .* expected"),
+    ("shared keys", {"positions": Positions("none", Rotary(1e6))},
+     "layer 0: rotary.local.cos is not cos of the places' angles"),
     ("windows", {"positions": Positions("none", Rotary(160_000.0, 10_010.0))},
      "layer 1: rotary.local.cos is not cos of the places' angles"),
     ("windows", {"positions": Positions("none")}, "3 layers rotate queries and keys, 0 expected"),

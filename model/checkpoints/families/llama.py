@@ -18,10 +18,10 @@ LLAMA = replace(
     },
     fixed={**qwen3.FIXED, "causal": True},
     derived=lambda raw: {
-        "positions": rotary.of_all_layers({**raw, "head_dim": None}),
+        "positions": rotary.of_all_layers({**raw, "head_dim": None}, ["llama3"]),
         "ffn_bias": "both" if raw["mlp_bias"] else "none",
     },
-    also_read=rotary.READ,
+    also_read=(*rotary.READ, rotary.TRAINED),
     no_effect=("pretraining_tp", "sliding_window", "layer_types"),
     only=dict.fromkeys(("attention_bias", "mlp_bias", "token_classification_bias"), qwen3.BOTH),
 )

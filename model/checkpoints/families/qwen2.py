@@ -17,6 +17,6 @@ QWEN2 = replace(
         "head_dim": None,
     },
     fixed={**QWEN3.fixed, "qk_norm": False, "out_bias": False},
-    no_effect=(*QWEN3.no_effect, "attention_bias"),
+    no_effect=(*QWEN3.no_effect, "attention_bias", "use_mrope"),
     only={name: values for name, values in QWEN3.only.items() if name != "attention_bias"},
 )
