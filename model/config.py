@@ -5,7 +5,7 @@ A value that means nothing here is refused: it would be taken for another one wi
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 Activation = Literal["identity", "relu", "gelu", "gelu_tanh", "silu", "tanh"]
@@ -36,6 +36,8 @@ class HeadConfig:
     dense_bias: bool = True
     activation: Activation = "identity"
     norm: bool = False
+    # of a LayerNorm with a beta, whatever norms the blocks have; None: the norm is as theirs
+    norm_eps: float | None = None
     linear: bool = True
     bias: bool = True  # of the linear layer
 
@@ -48,11 +50,21 @@ class HeadConfig:
                 f"activation is {self.activation!r} and norm is {self.norm}, but dense is None:"
                 " they follow a dense layer"
             )
+        if self.norm_eps is not None:
+            _refuse_numbers(self, "norm_eps")
+            if not self.norm:
+                raise ValueError(f"norm_eps is {self.norm_eps}, but norm is False")
         if not self.linear and self.dense != self.width:
             raise ValueError(
                 f"linear is False and dense is {self.dense}, but width is {self.width}: without a"
                 " linear layer the dense one is as wide as the head"
             )
+
+    def with_its_norm(self, config: "Config") -> "Config":
+        """The Config of the blocks, with the head's norm in place of theirs."""
+        if self.norm_eps is None:
+            return config
+        return replace(config, norm="layer", norm_bias=True, eps=self.norm_eps)
 
 
 @dataclass(frozen=True)

@@ -290,8 +290,12 @@ def _heads(
     for output, layers in authors.dense.items():
         if output in heads:
             raise CheckpointError(f"{layers[0].folder}: the weights have a head for {output} too")
-        pick = authors.pooling if output == "pooled" else "every"
+        pick = "every" if output == "token_vectors" else authors.pooling
         heads[output] = dense_head(layers, pick)
+        if output == "logits" and (width := heads[output].width) > 1:
+            raise CheckpointError(
+                f"{layers[-1].folder}: it makes {width} scores of each pair, supported is 1"
+            )
     return heads
 
 

@@ -53,7 +53,6 @@ SIZES: dict[str, Any] = {
     "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
     "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 40,
     "bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0, "tie_word_embeddings": False,
-    "sliding_window": None,
 }  # fmt: skip
 LARGE = {**SIZES, "hidden_size": 128, "intermediate_size": 256}  # enough for int8
 
@@ -62,7 +61,7 @@ def saved(model: PreTrainedModel, folder: Path) -> Path:
     """The folder of a model, with the tokenizer that all of them have."""
     model.eval().save_pretrained(folder)
     tokenizer().save(str(folder / "tokenizer.json"))
-    special = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep")}
     fields = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": MAX_TEXT_TOKENS}
     (folder / "tokenizer_config.json").write_text(json.dumps({**special, **fields}))
     return folder
@@ -70,7 +69,7 @@ def saved(model: PreTrainedModel, folder: Path) -> Path:
 
 def embedder(folder: Path, sizes: dict[str, Any] = SIZES, **pooling: Any) -> Path:
     torch.manual_seed(0)
-    saved(MistralModel(MistralConfig(**sizes)), folder)
+    saved(MistralModel(MistralConfig(**sizes, sliding_window=None)), folder)
     width = sizes["hidden_size"]
     write_settings(folder, "sentence_bert_config.json", max_seq_length=MAX_TEXT_TOKENS)
     write_settings(folder / "1_Pooling", embedding_dimension=width, pooling_mode="mean", **pooling)
@@ -87,7 +86,10 @@ def classifier(
 ) -> Path:
     torch.manual_seed(0)
     numbers = {name: number for number, name in labels.items()}
-    return saved(kind(MistralConfig(**sizes, id2label={**labels}, label2id=numbers)), folder)
+    return saved(
+        kind(MistralConfig(**sizes, sliding_window=None, id2label={**labels}, label2id=numbers)),
+        folder,
+    )
 
 
 def exported(folder: Path, out: Path, *options: str) -> bundles.Bundle:
