@@ -70,7 +70,7 @@ class HeadConfig:
 @dataclass(frozen=True)
 class Bands:
     """Slow angles are divided by a factor, fast ones are not, and those between by a part of it
-    (Llama 3.1: Grattafiori et al., arXiv:2407.21783)."""
+    (Grattafiori et al., arXiv:2407.21783)."""
 
     factor: float
     low: float  # an angle that turns so often within `trained` places, or less, is slow
