@@ -303,9 +303,9 @@ class SentenceTransformers:
 
     transformer: the folder of config.json, weights and tokenizer. dense: layers, by the output that
     they make. mask: of a MultiVectorEncoder. settings: of the transformer module, from
-    `settings_file`. is_embedder: whether modules.json lists a pooling. score: of a language model that reranks.
-    fills_template: whether texts go through the tokenizer's chat template. similarity: of two
-    vectors. activation: what scores of pairs are made with, where it is named here.
+    `settings_file`. is_embedder: whether modules.json lists a pooling. score: of a language model
+    that reranks. fills_template: whether texts go through the tokenizer's chat template.
+    similarity: of two vectors. activation: what scores of pairs are made with, where it is named.
     sparse_activation: of logits, before log(1 + x) makes sparse vectors of them. unread: fields,
     with their files.
     """
