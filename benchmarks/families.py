@@ -132,6 +132,14 @@ SHAPES = {
         2048,
         {**SMALL, "num_hidden_layers": 12, "max_position_embeddings": 2048},
     ),
+    "ettin-17m": Shape(
+        "ModernBert",
+        2048,
+        {
+            "hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 4,
+            "num_hidden_layers": 7, "max_position_embeddings": 2048,
+        },
+    ),
     "modernbert-base": Shape("ModernBert", 2048, {"max_position_embeddings": 2048}),
     "nomic-base": Shape("NomicBert", 2048),
     "gte-multilingual-base": Shape("Gte", 2048, {"vocab_size": 250_048}),

@@ -247,7 +247,8 @@ def _write_graphs(
     """The body in each precision, the lens, and the heads. fp16 and int8 are made from fp32."""
     say("exporting the graphs with PyTorch")
     graphs = Graphs.export(model, wishes.lens)
-    graphs = graphs.clip(far_scores.layers(graphs.body, limits))
+    masked = range(model.config.n_layers) if model.config.causal else model.config.local_layers
+    graphs = graphs.clip(far_scores.layers(graphs.body, limits, masked))
     ranges: dict[str, Floats] = {}
     if "fp32" in wishes.precisions:
         say(f"writing {GRAPHS['fp32']}")

@@ -77,7 +77,7 @@ class Attention(nn.Module):
         dims, bias = config.head_dims, config.attention_bias
         self.widths = config.qkv_widths
         self.qkv = nn.Linear(config.d_model, sum(self.widths), bias)
-        self.out = nn.Linear(self.n_heads * dims, config.d_model, bias)
+        self.out = nn.Linear(self.n_heads * dims, config.d_model, bias and config.out_bias)
         self.has_norms = config.qk_norm
         if config.qk_norm:
             self.q_norm, self.k_norm = norm(config, dims), norm(config, dims)

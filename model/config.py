@@ -5,7 +5,7 @@ A value that means nothing here is refused: it would be taken for another one wi
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 Activation = Literal["identity", "relu", "gelu", "gelu_tanh", "silu", "tanh"]
@@ -36,6 +36,8 @@ class HeadConfig:
     dense_bias: bool = True
     activation: Activation = "identity"
     norm: bool = False
+    # of a LayerNorm with a beta, whatever norms the blocks have; None: the norm is as theirs
+    norm_eps: float | None = None
     linear: bool = True
     bias: bool = True  # of the linear layer
 
@@ -48,11 +50,38 @@ class HeadConfig:
                 f"activation is {self.activation!r} and norm is {self.norm}, but dense is None:"
                 " they follow a dense layer"
             )
+        if self.norm_eps is not None:
+            _refuse_numbers(self, "norm_eps")
+            if not self.norm:
+                raise ValueError(f"norm_eps is {self.norm_eps}, but norm is False")
         if not self.linear and self.dense != self.width:
             raise ValueError(
                 f"linear is False and dense is {self.dense}, but width is {self.width}: without a"
                 " linear layer the dense one is as wide as the head"
             )
+
+    def with_its_norm(self, config: "Config") -> "Config":
+        """The Config of the blocks, with the head's norm in place of theirs."""
+        if self.norm_eps is None:
+            return config
+        return replace(config, norm="layer", norm_bias=True, eps=self.norm_eps)
+
+
+@dataclass(frozen=True)
+class Bands:
+    """Slow angles are divided by a factor, fast ones are not, and those between by a part of it
+    (Grattafiori et al., arXiv:2407.21783)."""
+
+    factor: float
+    low: float  # an angle that turns so often within `trained` places, or less, is slow
+    high: float  # so often, or more: fast
+    trained: int  # places
+
+    def __post_init__(self) -> None:
+        """ValueError names the field that no transformer can have."""
+        _refuse_numbers(self, "factor", "low", "high", "trained")
+        if self.low >= self.high:
+            raise ValueError(f"low is {self.low} and high is {self.high}: low is the smaller one")
 
 
 @dataclass(frozen=True)
@@ -64,11 +93,14 @@ class Rotary:
     theta: float = 10_000.0
     local_theta: float | None = None  # in layers with a window; None: theta
     scale: float = 1.0  # places are divided by it
+    bands: Bands | None = None  # None: all angles are treated alike
 
     def __post_init__(self) -> None:
         _refuse_numbers(self, "theta", "scale")
         if self.local_theta is not None:
             _refuse_numbers(self, "local_theta")
+        if not (self.bands is None or isinstance(self.bands, Bands)):
+            raise ValueError(f"bands is {self.bands!r}: None, or a Bands")
 
 
 @dataclass(frozen=True)
@@ -148,6 +180,7 @@ class Config:
     first_norm: bool = True  # of order pre: whether the first block has a norm before attention
     final_norm: bool = False
     attention_bias: bool = True
+    out_bias: bool = True  # whether attention's output has one too, where its inputs do
     n_kv_heads: int | None = None  # of keys and values, each for several of queries; None: n_heads
     d_head: int | None = None  # dimensions of a head; None: d_model / n_heads
     qk_norm: bool = False  # see Attention

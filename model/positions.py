@@ -2,13 +2,14 @@
 to the scores."""
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from addnorm.model.config import Config
+from addnorm.model.config import Config, Rotary
 
 MAX_DISTANCE = 128  # from which on distances share the last bucket
 
@@ -32,16 +33,21 @@ class Rotation(NamedTuple):
 
 class RotaryTable(nn.Module):
     """The angles of all places, place / theta^(2i / e): e dimensions of a head, each of the first
-    half rotated against its twin in the second (Su et al., arXiv:2104.09864).
+    half rotated against its twin in the second (Su et al., arXiv:2104.09864). See Bands.
 
     Tables of cos and sin are made in float64 and rounded once: processors differ in cos.
     """
 
-    def __init__(self, max_positions: int, head_dims: int, theta: float, scale: float) -> None:
+    def __init__(self, max_positions: int, head_dims: int, rotary: Rotary) -> None:
         super().__init__()
         exponents = torch.arange(0, head_dims, 2, dtype=torch.float64) / head_dims
-        places = torch.arange(max_positions, dtype=torch.float64)[:, None] / scale
-        angles = places / theta**exponents
+        places = torch.arange(max_positions, dtype=torch.float64)[:, None] / rotary.scale
+        periods = rotary.theta**exponents
+        angles = places / periods
+        if bands := rotary.bands:
+            turns = bands.trained / (2 * math.pi * periods)
+            fast = ((turns - bands.low) / (bands.high - bands.low)).clamp(0, 1)
+            angles = angles * (fast + (1 - fast) / bands.factor)
         self.cos: Tensor
         self.sin: Tensor
         # no weights: they follow from the shape
@@ -60,10 +66,10 @@ def rotary_tables(config: Config) -> nn.ModuleDict:
     if not rotary:
         return nn.ModuleDict()
     dims, longest = config.head_dims, config.max_positions
-    full = RotaryTable(longest, dims, rotary.theta, rotary.scale)
+    full = RotaryTable(longest, dims, rotary)
     if rotary.local_theta is None:
         return nn.ModuleDict({"full": full, "local": full})
-    local = RotaryTable(longest, dims, rotary.local_theta, rotary.scale)
+    local = RotaryTable(longest, dims, replace(rotary, theta=rotary.local_theta))
     return nn.ModuleDict({"full": full, "local": local})
 
 

@@ -96,7 +96,7 @@ class Head(nn.Module):
             self.dense = nn.Linear(width, head.dense, bias=head.dense_bias)
             width = head.dense
         if head.norm:
-            self.norm = norm(config, width)
+            self.norm = norm(head.with_its_norm(config), width)
         if head.linear:
             self.linear = nn.Linear(width, head.width, bias=head.bias)
         parts = {"dense": head.dense, "norm": head.norm, "linear": head.linear}

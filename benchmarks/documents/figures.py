@@ -209,6 +209,7 @@ MODELS = (
     Model("mixedbread-ai/mxbai-rerank-xsmall-v1", "rerank", "deberta-v3-xsmall", 512),
     Model("mixedbread-ai/mxbai-rerank-base-v1", "rerank", "deberta-v3-base", 512),
     Model("tomaarsen/Qwen3-Reranker-0.6B-seq-cls", "rerank", "qwen3-0.6b", 32768),
+    Model("cross-encoder/ettin-reranker-17m-v1", "rerank", "ettin-17m", 7999),
     Model("meta-llama/Llama-Prompt-Guard-2-22M", "classify", "deberta-v3-xsmall", 512),
     Model("meta-llama/Llama-Prompt-Guard-2-86M", "classify", "mdeberta-v3-base", 512),
     Model("protectai/deberta-v3-base-prompt-injection-v2", "classify", "deberta-v3-base", 512),

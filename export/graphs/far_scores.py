@@ -4,8 +4,9 @@ Attention is exp(scores - max). On Intel's processors an exponential below e^-87
 denormal number or zero, takes 18 times as long as others, and a product with such numbers 6 times.
 At least -87, the same score weighs 2e-38 of the largest: too little to change a sum.
 
-Only layers with such scores are clipped, for it costs one pass over them. A layer with a mask is
-never: its masked keys must weigh 0.
+Only layers with such scores are clipped, for it costs one pass over them. Half of the scores of a
+causal layer are masked, or more, and those of a window too. As masked keys must weigh 0, a second
+pass then takes weights up to 2e-38 for 0.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,14 +24,16 @@ FLOOR = LOWEST[4]
 # of scores below their largest. Texts and ids that were searched for them had scores up to 1.3
 # times as far apart as the ids of `calibration`
 FAR = FLOOR / 1.5
+LEAST = 2e-38  # more than e^FLOOR by any library, and no denormal number
 
 
-def layers(graph: Graph, limits: Limits) -> tuple[int, ...]:
-    """Layers of a portable body whose scores lie so far apart."""
+def layers(graph: Graph, limits: Limits, masked: Sequence[int] = ()) -> tuple[int, ...]:
+    """Layers of a portable body whose scores lie so far apart. masked: layers where the mask hides
+    tokens, and not pads alone."""
     probe, lowest = graph.copy(), dict[str, int]()
     for layer, scan, body in _attentions(probe):
-        exponential = _unmasked_exponential(body)
-        if exponential is None:
+        exponential, is_masked = _exponential(body)
+        if is_masked:
             continue
         name = f"{scan.name}.lowest"
         body.node.append(
@@ -42,13 +45,14 @@ def layers(graph: Graph, limits: Limits) -> tuple[int, ...]:
         scan.output.append(name)
         lowest[name] = layer
     if not lowest:
-        return ()
+        return tuple(masked)
     layer_scores = calibration.values(probe, [*lowest], limits)
-    return tuple(
+    far = [
         layer
         for layer, scores in zip(lowest.values(), layer_scores, strict=True)
         if scores.min() < FAR
-    )
+    ]
+    return tuple(sorted([*far, *masked]))
 
 
 def clip(graph: Graph, layers: Sequence[int]) -> Graph:
@@ -56,13 +60,23 @@ def clip(graph: Graph, layers: Sequence[int]) -> Graph:
     clipped_graph, floor = graph.copy(), f"{PREFIX}{FLOOR}"
     clipped_graph.proto.graph.initializer.append(constant(floor, np.array(FLOOR, np.float32)))
     for layer, scan, body in _attentions(clipped_graph):
-        exponential = _unmasked_exponential(body)
-        if layer not in layers or exponential is None:
+        if layer not in layers:
             continue
-        clipped = f"{PREFIX}{scan.name}.Clip"
+        exponential, is_masked = _exponential(body)
+        place, clipped = [*body.node].index(exponential), f"{PREFIX}{scan.name}.Clip"
         node = helper.make_node("Clip", [exponential.input[0], floor], [clipped], clipped)
-        body.node.insert([*body.node].index(exponential), node)
+        if is_masked:
+            weights, exponential.output[0] = exponential.output[0], f"{PREFIX}{scan.name}.Exp"
+            threshold = helper.make_node(
+                "ThresholdedRelu",
+                exponential.output,
+                [weights],
+                f"{weights}.Threshold",
+                alpha=LEAST,
+            )
+            body.node.insert(place + 1, threshold)
         exponential.input[0] = clipped
+        body.node.insert(place, node)
     return clipped_graph
 
 
@@ -73,9 +87,9 @@ def _attentions(graph: Graph) -> Iterator[tuple[int, NodeProto, GraphProto]]:
         yield layer, scan, next(entry.g for entry in scan.attribute if entry.name == "body")
 
 
-def _unmasked_exponential(body: GraphProto) -> NodeProto | None:
-    """The exponential of scores that nothing was added to after they were scaled."""
+def _exponential(body: GraphProto) -> tuple[NodeProto, bool]:
+    """That of the scores, and whether a mask was added to them after they were scaled."""
     made_by = {name: node for node in body.node for name in node.output}
     exponential = next(node for node in body.node if node.op_type == "Exp")
     shifted = made_by[exponential.input[0]]
-    return exponential if made_by[shifted.input[0]].op_type == "Mul" else None
+    return exponential, made_by[shifted.input[0]].op_type != "Mul"

@@ -123,7 +123,9 @@ class Forward(nn.Module):
         for module in self.modules_of_texts:
             if type(module).__qualname__ != "Normalize":
                 features = module(features)
-        outputs_by_field = {"scores": "logits", "sentence_embedding": "pooled"}
+        outputs_by_field = {"sentence_embedding": "pooled"}
+        if "scores" in features:  # pooled vectors are then a step on the way
+            outputs_by_field = {"scores": "logits"}
         if self._is_sparse:  # its embeddings are of words: `sparse` compares what is pooled of them
             outputs_by_field = {"token_embeddings": "logits"}
         return {

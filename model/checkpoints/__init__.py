@@ -64,12 +64,10 @@ UNSUPPORTED = {  # families: model_type -> reason, the nearest that can be expor
     "mt5": (T5, "xlm-roberta"),
     "bart": ("it has an encoder and a decoder", "roberta"),
     "mbart": ("it has an encoder and a decoder", "xlm-roberta"),
-    "llama": ("there is no table of its weights", "qwen3"),
-    "mistral": ("there is no table of its weights", "qwen3"),
-    "qwen2": ("there is no table of its weights", "qwen3"),
+    "mistral": ("there is no table of its weights", "llama"),
     "gemma3_text": ("its blocks have norms after attention and feed-forward too", "qwen3"),
 }
-ELSEWHERE = ("gemma3_text", "llama", "mistral", "qwen2")
+ELSEWHERE = ("gemma3_text", "mistral")
 NO_FOLDER = "there is no folder {}; a model of the Hugging Face hub is named ORG/NAME"
 
 
@@ -287,8 +285,12 @@ def _heads(
     for output, layers in authors.dense.items():
         if output in heads:
             raise CheckpointError(f"{layers[0].folder}: the weights have a head for {output} too")
-        pick = authors.pooling if output == "pooled" else "every"
+        pick = "every" if output == "token_vectors" else authors.pooling
         heads[output] = dense_head(layers, pick)
+        if output == "logits" and (width := heads[output].width) > 1:
+            raise CheckpointError(
+                f"{layers[-1].folder}: it makes {width} scores of each pair, supported is 1"
+            )
     return heads
 
 

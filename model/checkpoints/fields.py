@@ -138,6 +138,7 @@ MODULES = {  # config.json of a module
         ),
         no_effect=("in_features", "out_features"),  # as the weights are
     ),
+    "LayerNorm": Fields(no_effect=("dimension",)),  # as the weights are
     "Normalize": Fields(read=("module_input_name", "module_output_name")),
     "Dropout": Fields(no_effect=("dropout",)),
     "SpladePooling": Fields(

@@ -29,6 +29,8 @@ ACTIVATIONS: dict[str, Activation] = {  # classes of torch.nn with their default
 }
 TANH = "torch.nn.modules.activation.Tanh"  # where config.json names none
 INPUTS = {"token_embeddings": "token_vectors", "sentence_embedding": "pooled"}  # -> our output
+SCORES = "scores"  # what a CrossEncoder answers with, by the name of a module's output
+NORM_EPS = 1e-5  # of torch.nn.LayerNorm
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Dense:
     output: str | None  # that it makes, "token_vectors" or "pooled"; None: config.json names none
     activation: Activation
     stored: weights.Weights
+    makes_scores: bool = False  # of pooled vectors
 
     @property
     def weight(self) -> Tensor:
@@ -65,12 +68,15 @@ def read_dense(folder: Path) -> Dense:
     if read_from not in (None, *INPUTS):
         choices = " or ".join(INPUTS)
         raise CheckpointError(f"{file}: module_input_name is {read_from!r}, supported is {choices}")
-    if (written := config.get("module_output_name")) not in (None, read_from):
-        raise CheckpointError(
-            f"{file}: module_output_name is {written!r}, supported is module_input_name's"
-        )
     output = INPUTS[read_from] if read_from else None
-    layer = Dense(folder, output, ACTIVATIONS[class_name], weights.read(folder))
+    written = config.get("module_output_name")
+    makes_scores = written == SCORES and output != "token_vectors"
+    if written not in (None, read_from) and not makes_scores:
+        raise CheckpointError(
+            f"{file}: module_output_name is {written!r}, supported is module_input_name's, and"
+            f" {SCORES!r} of pooled vectors"
+        )
+    layer = Dense(folder, output, ACTIVATIONS[class_name], weights.read(folder), makes_scores)
     stored = layer.stored.tensors
     expected = {"linear.weight", "linear.bias"} if config.get("bias", True) else {"linear.weight"}
     if stored.keys() != expected:
@@ -85,37 +91,75 @@ def read_dense(folder: Path) -> Dense:
     return layer
 
 
-def dense_head(layers: Sequence[Dense], pick: Pick) -> HeadConfig:
+@dataclass(frozen=True)
+class Norm:
+    """A LayerNorm of pooled vectors."""
+
+    folder: Path
+    stored: weights.Weights
+
+
+def read_norm(folder: Path) -> Norm:
+    """CheckpointError if its weights are not those of a LayerNorm."""
+    norm = Norm(folder, weights.read(folder))
+    shapes = {key: tuple(tensor.shape) for key, tensor in norm.stored.tensors.items()}
+    if shapes.keys() != {"norm.weight", "norm.bias"}:
+        raise CheckpointError(
+            f"{folder}: weights do not fit: they are {', '.join(sorted(shapes)) or 'none'},"
+            " expected are norm.bias, norm.weight"
+        )
+    return norm
+
+
+Layer = Dense | Norm
+
+
+def dense_head(layers: Sequence[Layer], pick: Pick) -> HeadConfig:
     """CheckpointError if they are more than a head of ours can hold."""
     first, *rest = layers
-    if len(rest) > 1 or (rest and rest[0].activation != "identity"):
+    has_norm = bool(rest) and isinstance(rest[0], Norm)
+    behind = [layer for layer in rest[has_norm:] if isinstance(layer, Dense)]
+    is_head = isinstance(first, Dense) and len(rest) == has_norm + len(behind)
+    if not is_head or len(behind) > 1 or (behind and behind[0].activation != "identity"):
         names = ", ".join(layer.folder.name for layer in layers)
         raise CheckpointError(
             f"modules.json: {names} are not supported together: at most two Dense follow each"
-            " other, the second with the activation Identity"
+            " other, the second with the activation Identity, and a LayerNorm follows the first"
         )
+    assert isinstance(first, Dense)
+    last = behind[0] if behind else None
     return HeadConfig(
         pick=pick,
-        width=len(layers[-1].weight),
+        width=len((last or first).weight),
         dense=len(first.weight),
         dense_bias=first.bias is not None,
         activation=first.activation,
-        linear=bool(rest),
-        bias=bool(rest) and rest[0].bias is not None,
+        norm=has_norm,
+        norm_eps=NORM_EPS if has_norm else None,
+        linear=last is not None,
+        bias=last is not None and last.bias is not None,
     )
 
 
-def fill_dense(head: Head, layers: Sequence[Dense]) -> None:
+def fill_dense(head: Head, layers: Sequence[Layer]) -> None:
     """CheckpointError if a layer does not take what comes before it."""
-    for name, layer in zip(("dense", "linear"), layers, strict=False):
+    for name, layer in zip(head.steps, layers, strict=True):
         module = head.get_submodule(name)
-        assert isinstance(module, torch.nn.Linear)
-        if module.weight.shape != layer.weight.shape:
-            sizes = f"{layer.weight.shape[1]} numbers, {module.in_features} come"
-            raise CheckpointError(f"{layer.folder}: linear.weight takes {sizes}")
-        module.weight.copy_(layer.weight)
+        if isinstance(layer, Norm):
+            for parameter, key in (("gamma", "norm.weight"), ("beta", "norm.bias")):
+                _copy(module.get_parameter(parameter), layer, key)
+            continue
+        _copy(module.get_parameter("weight"), layer, "linear.weight")
         if layer.bias is not None:
-            module.bias.copy_(layer.bias)
+            _copy(module.get_parameter("bias"), layer, "linear.bias")
+
+
+def _copy(parameter: Tensor, layer: Layer, key: str) -> None:
+    tensor = layer.stored.tensors[key]
+    if parameter.shape != tensor.shape:
+        sizes = f"{tensor.shape[-1]} numbers, {parameter.shape[-1]} come"
+        raise CheckpointError(f"{layer.folder}: {key} takes {sizes}")
+    parameter.copy_(tensor)
 
 
 SCORED = "causal_logits"  # what the transformer's module calls the logits that this one reads
@@ -202,9 +246,10 @@ FLAGS = {  # as releases before 5.4 wrote them
 }
 KINDS = (
     *("Transformer", "MLMTransformer", "Pooling", "Dense", "Dropout", "Normalize"),
-    *("MultiVectorMask", "SpladePooling", "LogitScore"),
+    *("LayerNorm", "MultiVectorMask", "SpladePooling", "LogitScore"),
 )
 MODALITIES = "modality_config"
+CROSS_ENCODER = "CrossEncoder"
 PYLATES = "ColBERT"  # the model_type of PyLate's releases before 4
 MEAN_MAX_SIM = "meanmaxsim"  # of the vectors of tokens; "maxsim" by default
 STANFORDS, STANFORDS_CLASS = "artifact.metadata", "HF_ColBERT"
@@ -218,7 +263,6 @@ SPLADE = {  # of sparse vectors, the default first
 }
 NO_DENSE = "there is no Dense before it that makes vectors of tokens"
 REFUSED = {  # modules -> why
-    "LayerNorm": "a norm after pooling is not served",
     "CNN": "convolutions are not served",
     "LSTM": "recurrent layers are not served",
     "WeightedLayerPooling": "it needs the activations of every layer, and only the last are served",
@@ -330,20 +374,20 @@ def read_mask(folder: Path) -> Mask:
 class SentenceTransformers:
     """The settings in the folder's files.
 
-    transformer: the folder of config.json, weights and tokenizer. dense: by the output that they
-    make. mask: of a MultiVectorEncoder. settings: of the transformer module, from `settings_file`.
-    is_embedder: whether modules.json lists a pooling. score: of a language model that reranks.
-    fills_template: whether texts go through the tokenizer's chat template. similarity: of two
-    vectors. mean_max_sim: whether MaxSim is divided by the number of a query's vectors. activation:
-    what scores of pairs are made with, where it is named here. sparse_activation: of logits, before
-    log(1 + x) makes sparse vectors of them. router: the first module, whose documents' modules
-    stand for it here. unread: fields, with their files.
+    transformer: the folder of config.json, weights and tokenizer. dense: layers, by the output that
+    they make. mask: of a MultiVectorEncoder. settings: of the transformer module, from
+    `settings_file`. is_embedder: whether modules.json lists a pooling. score: of a language model
+    that reranks. fills_template: whether texts go through the tokenizer's chat template.
+    similarity: of two vectors. mean_max_sim: whether MaxSim is divided by the number of a query's
+    vectors. activation: what scores of pairs are made with, where it is named. sparse_activation:
+    of logits, before log(1 + x) makes sparse vectors of them. router: the first module, whose
+    documents' modules stand for it here. unread: fields, with their files.
     """
 
     transformer: Path
     pooling: Pick = "mean"
     normalize: bool = False
-    dense: Mapping[str, tuple[Dense, ...]] = field(default_factory=dict)
+    dense: Mapping[str, tuple[Layer, ...]] = field(default_factory=dict)
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
     mask: Mask | None = None
@@ -429,6 +473,12 @@ def read(folder: Path) -> SentenceTransformers:
     file = words.transformer / words.settings_file
     _check_outputs(file, words.settings, modules)
     program = json_files.settings(folder / PROMPTS)
+    if "logits" in modules.dense and program.get("model_type") != CROSS_ENCODER:
+        raise CheckpointError(
+            f"{MODULES}: a Dense makes {SCORES!r}, and {PROMPTS} has the model_type"
+            f" {program.get('model_type')!r}, which answers without them: {CROSS_ENCODER!r} is"
+            " needed"
+        )
     unread = [
         f"{file_name}: {name}"
         for file_name, names in {
@@ -549,7 +599,7 @@ class _Modules:
     def __init__(self) -> None:
         self.transformer: Path | None = None
         self.pooling: Pick | None = None
-        self.dense: dict[str, list[Dense]] = {}
+        self.dense: dict[str, list[Layer]] = {}
         self.normalize = False
         self.mask: Mask | None = None
         self.score: LogitScore | None = None
@@ -570,12 +620,13 @@ class _Modules:
         elif kind == "Dense":
             # one that names no input takes what the modules before it made last
             layer = read_dense(folder)
-            output = layer.output or ("pooled" if self.pooling else "token_vectors")
-            if self.normalize or (output == "pooled" and not self.pooling):
-                vectors = "vectors of tokens" if output == "token_vectors" else "pooled vectors"
-                place = "after Normalize" if self.normalize else "before Pooling"
-                raise refusal(layer.folder.name, f"a Dense of {vectors} stands {place}")
-            self.dense.setdefault(output, []).append(layer)
+            is_pooled = self.pooling or layer.makes_scores
+            output = layer.output or ("pooled" if is_pooled else "token_vectors")
+            self._add_layer(layer, output)
+            if layer.makes_scores:
+                self.dense["logits"] = self.dense.pop("pooled")
+        elif kind == "LayerNorm":
+            self._add_layer(read_norm(folder), "pooled")
         elif kind == "Normalize":
             self._add_normalize(file)
         elif kind == "MultiVectorMask" and not self.mask:
@@ -594,6 +645,16 @@ class _Modules:
         elif kind != "Dropout":  # which does nothing outside training
             twice = "it stands there twice" if kind in KINDS else f"known are {', '.join(KINDS)}"
             raise refusal(kind, REFUSED.get(kind, twice))
+
+    def _add_layer(self, layer: Layer, output: str) -> None:
+        name = layer.folder.name
+        if "logits" in self.dense:
+            raise refusal(name, f"it follows the module that makes {SCORES!r}")
+        if self.normalize or (output == "pooled" and not self.pooling):
+            vectors = "vectors of tokens" if output == "token_vectors" else "pooled vectors"
+            place = "after Normalize" if self.normalize else "before Pooling"
+            raise refusal(name, f"a {type(layer).__name__} of {vectors} stands {place}")
+        self.dense.setdefault(output, []).append(layer)
 
     def _add_normalize(self, file: Path) -> None:
         """Nothing is done to vectors that are not there."""

@@ -19,12 +19,12 @@ from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
     MegatronBertForMaskedLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MistralForSequenceClassification,
+    MistralForTokenClassification,
+    MistralModel,
     PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen2ForSequenceClassification,
-    Qwen2ForTokenClassification,
-    Qwen2Model,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -51,7 +51,7 @@ LARGE = {**SIZES, "hidden_size": 128, "intermediate_size": 256}  # enough for in
 
 def embedder(folder: Path, sizes: dict[str, Any] = SIZES, **pooling: Any) -> Path:
     torch.manual_seed(0)
-    saved(Qwen2Model(Qwen2Config(**sizes)), folder)
+    saved(MistralModel(MistralConfig(**sizes, sliding_window=None)), folder)
     width = sizes["hidden_size"]
     write_settings(folder, "sentence_bert_config.json", max_seq_length=MAX_TEXT_TOKENS)
     write_settings(folder / "1_Pooling", embedding_dimension=width, pooling_mode="mean", **pooling)
@@ -68,7 +68,10 @@ def classifier(
 ) -> Path:
     torch.manual_seed(0)
     numbers = {name: number for number, name in labels.items()}
-    return saved(kind(Qwen2Config(**sizes, id2label={**labels}, label2id=numbers)), folder)
+    return saved(
+        kind(MistralConfig(**sizes, sliding_window=None, id2label={**labels}, label2id=numbers)),
+        folder,
+    )
 
 
 def test_an_embedder_of_a_family_without_a_table_answers_as_its_library(
@@ -77,7 +80,7 @@ def test_an_embedder_of_a_family_without_a_table_answers_as_its_library(
     folder, out = embedder(tmp_path / "own-family"), tmp_path / "bundles"
     command.export(["--checkpoint", str(folder), "--check"])
     printed = capsys.readouterr().out
-    assert "model_type 'qwen2' is not supported" in printed
+    assert "model_type 'mistral' is not supported" in printed
     assert "served as its authors wrote it: not one of our own graphs" in printed
     bundle = exported(folder, out)
     assert bundle.tasks == ("embed",)
@@ -136,7 +139,7 @@ def long_texts_are_rejected_for_their_memory(bundle: bundles.Bundle, out: Path) 
 
 @pytest.mark.parametrize(
     ("kind", "tasks"),
-    [(Qwen2ForSequenceClassification, ("classify",)), (Qwen2ForTokenClassification, ("tag",))],
+    [(MistralForSequenceClassification, ("classify",)), (MistralForTokenClassification, ("tag",))],
 )
 def test_labels_of_a_folder_are_served(
     tmp_path: Path, kind: Callable[[Any], PreTrainedModel], tasks: tuple[str, ...]
@@ -155,7 +158,9 @@ def test_labels_of_a_folder_are_served(
 
 
 def test_a_score_keeps_the_label_that_its_library_gives_it(tmp_path: Path) -> None:
-    folder = classifier(Qwen2ForSequenceClassification, tmp_path / "scores", labels={0: "LABEL_0"})
+    folder = classifier(
+        MistralForSequenceClassification, tmp_path / "scores", labels={0: "LABEL_0"}
+    )
     bundle = exported(folder, tmp_path / "bundles")
     assert bundle.tasks == ("rerank", "classify", "decide")
     assert bundle.manifest.labels == ("LABEL_0",)
@@ -188,7 +193,7 @@ def test_a_label_that_int8_changes_counts_where_it_is_clear() -> None:
             "T5ForConditionalGeneration has an encoder and a decoder",
         ),
         (
-            lambda place: classifier(Qwen2ForTokenClassification, place, labels={0: "person"}),
+            lambda place: classifier(MistralForTokenClassification, place, labels={0: "person"}),
             "the model has only one label, 'person'",
         ),
         # a prompt's own tokens are left out of the mean, which the server cannot do
@@ -243,10 +248,10 @@ def test_logits_of_a_vocabulary_are_a_graph_of_their_own(tmp_path: Path) -> None
 
 
 def test_a_causal_language_model_completes(tmp_path: Path) -> None:
-    folder = classifier(Qwen2ForCausalLM, tmp_path / "causal")
+    folder = classifier(MistralForCausalLM, tmp_path / "causal")
     bundle = exported(folder, tmp_path / "bundles")
     assert bundle.tasks == ("complete",)
-    library = Qwen2ForCausalLM.from_pretrained(folder).eval()
+    library = MistralForCausalLM.from_pretrained(folder).eval()
     ids = [2, 5, 6, 7, 3]
     with torch.no_grad():
         expected = library(torch.tensor([ids])).logits[0].log_softmax(-1)
@@ -260,7 +265,7 @@ def test_a_causal_language_model_completes(tmp_path: Path) -> None:
 
 
 def test_weights_that_a_library_would_draw_are_refused(tmp_path: Path) -> None:
-    folder = classifier(Qwen2ForSequenceClassification, tmp_path / "headless")
+    folder = classifier(MistralForSequenceClassification, tmp_path / "headless")
     tensors = load_file(folder / "model.safetensors")
     del tensors["score.weight"]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})

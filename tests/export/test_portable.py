@@ -11,14 +11,14 @@ import torch
 from onnx import helper, numpy_helper
 from onnxruntime import InferenceSession, SessionOptions
 
-from addnorm.export.certificate.graph import attributes, portable_nodes
+from addnorm.export.certificate.graph import attributes, portable_nodes, structure
 from addnorm.export.graphs import all_graphs, far_scores
 from addnorm.export.graphs import graph as graph_module
 from addnorm.export.graphs.half_precision import to_half
 from addnorm.export.graphs.model_file import Graph
 from addnorm.export.graphs.packed_attention import num_parts
 from addnorm.export.graphs.portable import LANES, lane_sums, make_portable
-from addnorm.model.config import Config, Disentangled, Positions, Rotary
+from addnorm.model.config import Bands, Config, Disentangled, Positions, Rotary
 from addnorm.model.norms import LayerNorm
 from addnorm.model.transformer import Transformer, randomize
 from addnorm.service.engine.manifest import Limits
@@ -87,7 +87,8 @@ def test_windows_give_equal_bits_at_every_length_in_any_company() -> None:
 SHARED = replace(
     SMALL, n_layers=2, n_heads=4, n_kv_heads=2, d_head=32, norm="rms", norm_bias=False,
     qk_norm=True, block="pre", causal=True, final_norm=True, attention_bias=False, gated=True,
-    ffn_bias="none", activation="silu", positions=Positions("none", Rotary(1e6)),
+    ffn_bias="none", activation="silu",
+    positions=Positions("none", Rotary(1e6, bands=Bands(8.0, 1.0, 4.0, trained=500))),
 )  # fmt: skip
 
 
@@ -128,6 +129,8 @@ UNLIKE: list[tuple[str, dict[str, Any], str]] = [  # what is changed of its Conf
     ("shared keys", {"norm": "std"}, r"the norms add \[\] to the deviation"),
     ("shared keys", {"qk_norm": False}, "Sqrt occurs 9 times, 5 expected"),
     ("shared keys", {"d_head": 64, "n_kv_heads": None}, r"RMSNorms are of \[32, 32, .* expected"),
+    ("shared keys", {"positions": Positions("none", Rotary(1e6))},
+     "layer 0: rotary.local.cos is not cos of the places' angles"),
     ("windows", {"positions": Positions("none", Rotary(160_000.0, 10_010.0))},
      "layer 1: rotary.local.cos is not cos of the places' angles"),
     ("windows", {"positions": Positions("none")}, "3 layers rotate queries and keys, 0 expected"),
@@ -327,16 +330,29 @@ def test_scores_far_apart_are_clipped_where_they_are_and_change_no_bit() -> None
 
 
 @pytest.mark.parametrize(
-    "config", [replace(SMALL, causal=True), replace(SMALL, positions=Positions(buckets=8))]
+    "config",
+    [SHARED, replace(LOCAL, max_positions=300), replace(SMALL, positions=Positions(buckets=8))],
 )
-def test_masked_scores_are_never_clipped(config: Config) -> None:
-    """Their masked keys must weigh 0."""
-    graphs = all_graphs.Graphs.export(with_far_scores(config, 0, 500.0), lens=False)
-    assert far_scores.layers(graphs.body, limits_of(config)) == ()
-    assert graphs.clip((0,)).body.proto.graph.node == graphs.body.proto.graph.node
+def test_masked_keys_that_are_clipped_weigh_nothing_and_no_bit_changes(config: Config) -> None:
+    graphs = all_graphs.Graphs.export(model_of(config), lens=True)
+    assert far_scores.layers(graphs.body, limits_of(config)) == ()  # unless they are named
+    layers = tuple(range(config.n_layers)) if config.causal else config.local_layers or (0,)
+    assert far_scores.layers(graphs.body, limits_of(config), layers) == layers
+    clipped, given = graphs.clip(layers), grid(LENGTHS)
+    lowest = lowest_exponents(clipped.body, given)
+    assert [exponent for layer, exponent in enumerate(lowest) if layer in layers] == [-87.0] * len(
+        layers
+    )
+    assert clipped.lens
+    for graph in (clipped.body, clipped.lens):
+        assert [*attributes.body(graph, config, "fp32", portable=True)] == []
+    for one, other in zip(
+        session(graphs.body).run(None, given), session(clipped.body).run(None, given), strict=True
+    ):
+        assert one.tobytes() == other.tobytes()
 
 
-def test_a_clip_at_another_number_and_one_of_masked_scores_are_found(
+def test_a_clip_at_another_number_and_masked_keys_that_weigh_something_are_found(
     graphs: dict[str, Graph],
 ) -> None:
     far = all_graphs.Graphs.export(with_far_scores(SMALL, 0, 120.0), lens=False).clip((0,)).body
@@ -345,6 +361,7 @@ def test_a_clip_at_another_number_and_one_of_masked_scores_are_found(
     item.CopyFrom(numpy_helper.from_array(np.array(-8, np.float32), item.name))
     differences = "; ".join(attributes.body(far, SMALL, "fp32", portable=True))
     assert "clips scores at a number other than -87.0" in differences
+    clipped = far_scores.clip(graphs["shared keys"], (0, 1))
     masked = graphs["shared keys"].copy()
     masked.proto.graph.initializer.append(
         numpy_helper.from_array(np.array(-87, np.float32), "floor")
@@ -356,4 +373,13 @@ def test_a_clip_at_another_number_and_one_of_masked_scores_are_found(
     body.node.insert([*body.node].index(power), clip)
     power.input[0] = "clipped"
     differences = "; ".join(attributes.body(masked, SHARED, "fp32", portable=True))
-    assert "takes masked scores that are clipped" in differences
+    assert "is of masked scores that are clipped, which do not count as 0" in differences
+    threshold = next(
+        node for node in structure.nodes(clipped.proto.graph) if node.op_type == "ThresholdedRelu"
+    )
+    threshold.attribute[0].f = 1e-38
+    differences = "; ".join(attributes.body(clipped, SHARED, "fp32", portable=True))
+    assert "which do not count as 0" in differences
+    threshold.op_type = "Identity"
+    del threshold.attribute[:]
+    assert "count as 0" in "; ".join(attributes.body(clipped, SHARED, "fp32", portable=True))

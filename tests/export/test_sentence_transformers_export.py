@@ -16,6 +16,7 @@ from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.files import sha256
 from tests.conftest import inference_of, serving
 from tests.support import web
+from tests.support.saved_folders import CASES, PAIRS
 from tests.support.sentence_transformers import write_dense, write_modules, write_settings
 from tests.support.texts import D_MODEL, LONG, MAX_TEXT_TOKENS, ids_of
 
@@ -92,3 +93,20 @@ def test_the_manifest_holds_the_authors_prompts_and_verify_compares_them(
     write_settings(other, "config_sentence_transformers.json", prompts={"query": "b"})
     with pytest.raises(sources.UsageError, match="has prompts"):
         verify(root / "mine" / "1", checkpoint=str(other))
+
+
+def test_a_cross_encoder_of_modules_is_packed_and_scores_as_it_predicts(tmp_path: Path) -> None:
+    case, root = CASES["modernbert scores of modules"], tmp_path / "bundles"
+    case.save(tmp_path / "saved")
+    bundle = export(sources.checkpoint(tmp_path / "saved"), root, "scores")
+    assert bundle.tasks == ("rerank", "classify", "decide")
+    head = bundle.manifest.config["heads"]["logits"]
+    assert (head["dense"], head["norm_eps"], head["width"]) == (20, 1e-5, 1)
+    body = {"query": PAIRS[0][0], "documents": [document for _, document in PAIRS]}
+    with serving(inference_of(root)) as url:
+        scores = case.ask(url, "scores")
+        for document, score in zip(body["documents"], scores, strict=True):  # bits of each alone
+            alone = web.post(f"{url}/v1/rerank", json={**body, "documents": [document]}).json()
+            assert [row["relevance_score"] for row in alone["results"]] == [score]
+    np.testing.assert_allclose(scores, case.expected(tmp_path / "saved"), atol=1e-6)
+    assert np.ptp(scores) > 1e-3

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from addnorm.model.config import Config, Disentangled, HeadConfig, Positions, Rotary
+from addnorm.model.config import Bands, Config, Disentangled, HeadConfig, Positions, Rotary
 
 BODY = Config(vocab_size=9, d_model=8, n_heads=2, d_ff=16, n_layers=2, max_positions=8)
 HEAD = HeadConfig("first", 3)
@@ -20,7 +20,10 @@ body, head, far = (
     partial(replace, HEAD),
     partial(replace, BODY, positions=DISTANCES),
 )
-MAKE: dict[type, Make] = {Config: body, HeadConfig: head, Positions: Positions, Rotary: Rotary}
+bands = partial(Bands, **{"factor": 8.0, "low": 1.0, "high": 4.0, "trained": 64})
+MAKE: dict[type, Make] = {
+    Config: body, HeadConfig: head, Positions: Positions, Rotary: Rotary, Bands: bands,
+}  # fmt: skip
 FIELDS = [(kind, field.name) for kind in MAKE for field in fields(kind)]
 
 

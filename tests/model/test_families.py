@@ -165,7 +165,9 @@ def test_of_two_biases_that_differ_the_layers_own_is_used(tmp_path: Path) -> Non
     compare(transformers.BertForMaskedLM.from_pretrained(folder).eval(), folder)
 
 
-@pytest.mark.parametrize("class_name", ["GPT2Model", "OPTForCausalLM", "Qwen3Model"])
+@pytest.mark.parametrize(
+    "class_name", ["GPT2Model", "OPTForCausalLM", "Qwen3Model", "Qwen2Model", "LlamaModel"]
+)
 def test_a_decoder_may_see_both_sides(tmp_path: Path, class_name: str) -> None:
     check(made(class_name, is_causal=False), tmp_path)
     assert not load_checkpoint(tmp_path).model.config.causal

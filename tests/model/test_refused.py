@@ -20,12 +20,16 @@ CONFIG, SETTINGS = "config.json", "sentence_bert_config.json"
 PROGRAM, TOKENIZER = "config_sentence_transformers.json", "tokenizer_config.json"
 TEXTS = "texts"  # the folder of tests/support/texts.py; any other name is a class of transformers
 BERT, LABELS = "BertModel", "BertForSequenceClassification"
-MODERN, NOMIC, GTE, JINA, QWEN, EURO = (
+MODERN, NOMIC, GTE, JINA, QWEN, QWEN2, LLAMA, EURO = (
     f"{family}Model"
-    for family in ("ModernBert", "NomicBert", "Gte", "JinaEmbeddingsV3", "Qwen3", "EuroBert")
+    for family in (
+        *("ModernBert", "NomicBert", "Gte", "JinaEmbeddingsV3", "Qwen3", "Qwen2", "Llama"),
+        "EuroBert",
+    )
 )
 BEFORE = {"layer_types": GONE, "rope_parameters": GONE}  # transformers 5
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+BANDS = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LATER = {"rope_parameters": {"sliding_attention": YARN}}
 OF_LAYERS = {"modality_config": {"text": {"method_output_name": ["hidden_states", 1]}}}
 UNTIED = {"tie_word_embeddings": False}
@@ -117,6 +121,19 @@ ROWS: dict[tuple[str, str], list[tuple[dict[str, Any], str]]] = {
     ],
     ("Qwen3ForTokenClassification", CONFIG): [
         ({"token_classification_bias": False}, "unexpected:  ... score.bias"),
+    ],
+    (QWEN2, CONFIG): [
+        ({"use_sliding_window": True}, "use_sliding_window is True, supported is False"),
+        ({"layer_types": ["sliding_attention"] * 3}, "layer_types has ['sliding_attention'],"),
+        ({"rope_scaling": BANDS}, "rope_parameters is 'llama3', supported is 'default' or"),
+        ({"head_dim": 8}, "q_proj.weight is [36, 36], [48, 36] expected"),
+    ],
+    (LLAMA, CONFIG): [
+        ({"rope_parameters": YARN}, "rope_parameters is 'yarn', supported is 'default' or"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "has no low_freq_factor, which"),
+        ({"rope_scaling": {**BANDS, "high_freq_factor": 1.0}}, "low is 1.0 and high is 1.0"),
+        ({"mlp_bias": True}, "missing: layers.0.mlp.down_proj.bias"),
+        ({"attention_bias": "yes"}, "attention_bias is 'yes', supported is True or False"),
     ],
     (EURO, CONFIG): [({"mlp_bias": 1}, "mlp_bias is 1, supported is True or False")],
     ("EuroBertForSequenceClassification", CONFIG): [

@@ -16,6 +16,7 @@ from tests.support.families import CLASSES, ENCODER, ROTARY, family_of, made, sa
 from tests.support.ragged_grids import gaps_of
 from tests.support.sentence_transformers import tell
 
+LINEAR = {"rope_type": "linear", "rope_theta": 50.0, "factor": 1.7}
 LONG = {"max_position_embeddings": 256}
 
 
@@ -56,7 +57,17 @@ def test_earlier_fields_of_config_json_give_the_same_model(
 
 
 @pytest.mark.parametrize(
-    "model_type", ["modernbert", "nomic_bert", "gte", "jina_embeddings_v3", "qwen3", "eurobert"]
+    "model_type",
+    [
+        "modernbert",
+        "nomic_bert",
+        "gte",
+        "jina_embeddings_v3",
+        "qwen3",
+        "qwen2",
+        "llama",
+        "eurobert",
+    ],
 )
 def test_fields_that_config_json_leaves_out_are_those_of_transformers(model_type: str) -> None:
     sizes = {**ENCODER, "pad_token_id": 0, "num_key_value_heads": 1, "head_dim": 12}
@@ -148,6 +159,12 @@ def test_one_type_for_all_is_added_to_tokens_and_not_to_a_tied_head(tmp_path: Pa
     assert torch.equal(ours.heads["logits"].linear.weight, stored.word_embeddings.weight)
 
 
+BANDS = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 100,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("class_name", "changed"),
     [
@@ -155,6 +172,11 @@ def test_one_type_for_all_is_added_to_tokens_and_not_to_a_tied_head(tmp_path: Pa
         ("EuroBertForMaskedLM", {"mlp_bias": True, "attention_bias": True}),
         ("EuroBertModel", {"num_key_value_heads": None}),
         ("Qwen3ForCausalLM", {"attention_bias": True, "tie_word_embeddings": True}),
+        ("Qwen2ForCausalLM", {"head_dim": 10, "tie_word_embeddings": True}),
+        ("LlamaModel", {"mlp_bias": True, "attention_bias": True, "num_key_value_heads": None}),
+        ("LlamaModel", {"rope_parameters": LINEAR}),
+        ("LlamaForSequenceClassification", {"rope_parameters": BANDS, "is_causal": False}),
+        ("LlamaModel", {"rope_parameters": BANDS, "original_max_position_embeddings": 50}),
     ],
 )
 def test_other_settings_of_rms_families(

@@ -11,7 +11,12 @@ from torch import nn
 from addnorm.model.checkpoints import CheckpointError, load_checkpoint, sentence_transformers
 from addnorm.model.checkpoints.sentence_transformers import Mask
 from tests.support.families import made, save
-from tests.support.sentence_transformers import write_dense, write_modules, write_settings
+from tests.support.sentence_transformers import (
+    write_dense,
+    write_layer_norm,
+    write_modules,
+    write_settings,
+)
 
 WIDTH = 36  # of the tiny models
 PROGRAM = "config_sentence_transformers.json"
@@ -55,6 +60,7 @@ def test_a_folder_without_modules_is_one_transformer(tmp_path: Path) -> None:
 TOKENS = {"Transformer": "", "Dense": "2_Dense", "MultiVectorMask": "3_Mask"}
 DENSE = {**POOLED, "Dense": "2_Dense"}
 OF_TOKENS = {"module_input_name": "token_embeddings"}
+SCORES = {"module_output_name": "scores"}
 LAYERS = {"2_Dense": nn.Linear(WIDTH, 4), "unbiased": nn.Linear(WIDTH, 4, bias=False)}
 
 
@@ -81,8 +87,6 @@ REFUSED: list[tuple[dict[str, str], dict[str, dict[str, Any]], str]] = [
      "include_prompt is false, and every token of a text is pooled"),
     ({"Transformer": "", "WeightedLayerPooling": "1", "Pooling": "any"}, {},
      "WeightedLayerPooling is not supported: it needs the activations of every layer"),
-    ({**POOLED, "LayerNorm": "2"}, {},
-     "LayerNorm is not supported: a norm after pooling is not served"),
     ({**POOLED, "Whitening": "2"}, {},
      "Whitening is not supported: known are Transformer, MLMTransformer, Pooling, Dense"),
     ({**POOLED, "Pooling_2": "any"}, {}, "Pooling is not supported: it stands there twice"),
@@ -118,7 +122,16 @@ REFUSED: list[tuple[dict[str, str], dict[str, dict[str, Any]], str]] = [
      "weights do not fit: they are linear.weight, expected are linear.bias, linear.weight"),
     ({**POOLED, "Dense": "2"}, {"2": {}}, "there is no model.safetensors in "),
     (DENSE, {"2_Dense": {"module_output_name": "half"}},
-     "module_output_name is 'half', supported is module_input_name's"),
+     "module_output_name is 'half', supported is module_input_name's, and 'scores' of pooled"),
+    (DENSE, {"2_Dense": {"module_output_name": "scores", **OF_TOKENS}},
+     "module_output_name is 'scores', supported is module_input_name's, and 'scores' of pooled"),
+    (DENSE, {"2_Dense": SCORES}, "has the model_type None, which answers without them: 'CrossEnc"),
+    ({**DENSE, "Dense_2": "2_Dense"}, {"2_Dense": SCORES},
+     "2_Dense is not supported: it follows the module that makes 'scores'"),
+    ({"Transformer": "", "Dense": "2_Dense"}, {"2_Dense": SCORES},
+     "2_Dense is not supported: a Dense of pooled vectors stands before Pooling"),
+    ({**POOLED, "LayerNorm": "2_Dense"}, {"2_Dense": {}},
+     "they are linear.bias, linear.weight, expected are norm.bias, norm.weight"),
     (POOLED, {PROGRAM: {"prompts": {"query": "q: "}, "default_prompt_name": "doc"}},
      "default_prompt_name is 'doc', prompts are query"),
 ]  # fmt: skip
@@ -195,9 +208,17 @@ def stored(
     write_dense(root / "second", layers["second"], activation_function=IDENTITY)
     settings = {"activation_function": IDENTITY, "module_input_name": "token_embeddings"}
     write_dense(root / "every", layers["every"], **settings)
+    write_dense(root / "every_pooled", layers["every"])
+    write_layer_norm(root / "norm", NORM)
+    for name, width in (("score", 1), ("scores", 2)):
+        layers[name] = nn.Linear(20, width)
+        write_dense(root / name, layers[name], activation_function=IDENTITY, **SCORES)
     return root, layers
 
 
+NORM = nn.LayerNorm(20)  # its eps is not that of every body
+nn.init.normal_(NORM.weight, 1.0, 0.3, torch.Generator().manual_seed(1))
+nn.init.normal_(NORM.bias, 0.0, 0.3, torch.Generator().manual_seed(2))
 MAX = {"Transformer": "body", "Pooling": "1_Pooling"}
 
 
@@ -216,6 +237,25 @@ def test_dense_layers_make_the_pooled_vectors(
         assert torch.equal(model.heads["pooled"](rows), expected)
     assert list(model.heads) == ["pooled"]
     assert model.config.heads["pooled"].pick == "max"
+
+
+@pytest.mark.parametrize("names", [["gelu", "norm", "score"], ["gelu", "norm"], ["gelu", "score"]])
+def test_a_norm_follows_the_first_layer_and_the_last_one_may_make_scores(
+    stored: tuple[Path, Layers], names: list[str]
+) -> None:
+    folder, layers = stored
+    kinds = ("LayerNorm" if name == "norm" else f"Dense_{name}" for name in names)
+    write_modules(folder, **MAX, **dict(zip(kinds, names, strict=True)))
+    write_settings(folder, PROGRAM, model_type="CrossEncoder")
+    model, rows = load_checkpoint(folder).model, torch.randn(3, WIDTH)
+    output = "logits" if "score" in names else "pooled"
+    with torch.no_grad():
+        expected = nn.functional.gelu(layers["gelu"](rows))
+        for name in names[1:]:
+            expected = NORM(expected) if name == "norm" else layers[name](expected)
+        assert torch.equal(model.heads[output](rows), expected)
+    assert [*model.heads] == [output]
+    assert model.config.heads[output].pick == "max"
 
 
 @pytest.mark.parametrize(
@@ -246,12 +286,19 @@ def test_a_dense_layer_of_tokens_makes_token_vectors(
         (["gelu", "tanh"], "gelu, tanh are not supported together"),
         (["gelu", "second", "second"], "gelu, second, second are not supported together"),
         (["second"], "second: linear.weight takes 20 numbers, 36 come"),
+        (["norm", "second"], "norm, second are not supported together"),
+        (["gelu", "norm", "norm"], "gelu, norm, norm are not supported together"),
+        (["every_pooled", "norm"], "norm: norm.weight takes 20 numbers, 5 come"),
+        (["gelu", "scores"], "scores: it makes 2 scores of each pair, supported is 1"),
     ],
 )
 def test_layers_that_do_not_fit_are_refused(
     stored: tuple[Path, Layers], names: list[str], words: str
 ) -> None:
     folder, _ = stored
-    write_modules(folder, **MAX, **{f"Dense_{i}": name for i, name in enumerate(names)})
+    kinds = ("LayerNorm" if name == "norm" else "Dense" for name in names)
+    paths = {f"{kind}_{i}": name for i, (kind, name) in enumerate(zip(kinds, names, strict=True))}
+    write_modules(folder, **MAX, **paths)
+    write_settings(folder, PROGRAM, model_type="CrossEncoder")
     with pytest.raises(CheckpointError, match=re.escape(words)):
         load_checkpoint(folder)

@@ -63,7 +63,7 @@ def test_a_query_sees_keys_at_the_windows_distance_and_none_farther(seq: int) ->
 
 
 def test_angles_are_the_papers_and_scores_know_the_distance_alone() -> None:
-    table = RotaryTable(50, 6, 10_000.0, 1.0)
+    table = RotaryTable(50, 6, Rotary())
     rotation = table(torch.arange(50))
     for place in (0, 1, 49):
         angles = [place / 10_000 ** (2 * i / 6) for i in range(3)]
@@ -78,7 +78,7 @@ def test_angles_are_the_papers_and_scores_know_the_distance_alone() -> None:
 
 
 def test_places_are_divided_by_the_scale() -> None:
-    scaled, plain = RotaryTable(9, 4, 100.0, 4.0), RotaryTable(9, 4, 100.0, 1.0)
+    scaled, plain = (RotaryTable(9, 4, Rotary(100.0, scale=scale)) for scale in (4.0, 1.0))
     assert torch.equal(scaled.cos[::4], plain.cos[:3])
 
 

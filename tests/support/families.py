@@ -52,6 +52,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **ENCODER, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10,
         "pad_token_id": 0, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
     },
+    "Qwen2": {
+        **ENCODER, "num_attention_heads": 6, "num_key_value_heads": 2, "pad_token_id": 0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    },
+    "Llama": {
+        **ENCODER, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 10,
+        "pad_token_id": 0,
+    },
     "EuroBert": {
         **ENCODER, "num_attention_heads": 6, "num_key_value_heads": 3, "pad_token_id": 0,
         "bos_token_id": 1, "eos_token_id": 2, "mask_token_id": 3, "classifier_pooling": "mean",
@@ -63,6 +71,8 @@ ROTARY = (
     "Gte",
     "JinaEmbeddingsV3",
     "Qwen3",
+    "Qwen2",
+    "Llama",
     "EuroBert",
 )  # families whose positions are rotated
 _LARGER = {"hidden_size": 192, "intermediate_size": 256, "num_attention_heads": 6}
@@ -78,7 +88,7 @@ HEADS = (
     "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
 )  # fmt: skip
 UNSUPPORTED = {  # decoders of encoders; a body behind a projection
-    *(f"{name}ForCausalLM" for name in CONFIGS if name not in ("OPT", "Qwen3")),
+    *(f"{name}ForCausalLM" for name in CONFIGS if name not in ("OPT", "Qwen3", "Qwen2", "Llama")),
     "BertLMHeadModel", "OPTModel", "OPTForQuestionAnswering",
 }  # fmt: skip
 CLASSES = sorted(

@@ -3,6 +3,7 @@ pooling: how each is written, what is asked of a server of it, and what its auth
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -269,7 +270,32 @@ def predicted(folder: Path) -> Any:
     return [model.predict([pair])[0] for pair in PAIRS]
 
 
-def by_words() -> Case:
+def scores_of_modules(name: str, *modules: Callable[[], nn.Module], **changed: Any) -> Case:
+    """A cross-encoder around a body, whose last module makes the scores."""
+
+    def save(folder: Path) -> None:
+        from sentence_transformers import CrossEncoder
+        from sentence_transformers.base.modules import Transformer
+
+        base = folder.parent / "base"
+        plain(name, changed)(base)
+        parts = [Transformer(str(base)), *(make() for make in modules)]
+        CrossEncoder(modules=parts, device="cpu").save_pretrained(str(folder))
+
+    return Case(save, scores(raw=False), predicted)
+
+
+def layer_norm(width: int) -> nn.Module:
+    from sentence_transformers.sentence_transformer.modules import LayerNorm
+
+    made_norm = LayerNorm(width)
+    torch.manual_seed(width)
+    for parameter in made_norm.parameters():
+        nn.init.normal_(parameter, 1.0, 0.3)
+    return made_norm
+
+
+def by_words(family: str) -> Case:
     """A language model that answers "yes" or "no" to what its chat template says."""
 
     def save(folder: Path) -> None:
@@ -278,8 +304,8 @@ def by_words() -> Case:
         from sentence_transformers.cross_encoder.modules import LogitScore
 
         base = folder.parent / "base"
-        made("Qwen3ForCausalLM", tie_word_embeddings=True).save_pretrained(base)
-        tokenizer("Qwen3", TEMPLATE).save_pretrained(base)
+        made(f"{family}ForCausalLM", tie_word_embeddings=True).save_pretrained(base)
+        tokenizer(family, TEMPLATE).save_pretrained(base)
         modalities = {
             method: {"method": "forward", "method_output_name": "logits"} for method in ("text",)
         }
@@ -396,6 +422,12 @@ CASES = {
     "jina mean": embedder("JinaEmbeddingsV3Model", pooling("mean")),
     "deberta mean": embedder("DebertaV2Model", pooling("mean")),
     "qwen3 last bf16": embedder("Qwen3Model", pooling("lasttoken"), normalize, as_bf16=True),
+    "qwen2 mean of both sides": embedder(
+        "Qwen2Model", pooling("mean"), normalize, is_causal=False
+    ),
+    "llama mean of both sides, bf16": embedder(
+        "LlamaModel", pooling("mean"), as_bf16=True, is_causal=False
+    ),
     "eurobert two dense": embedder(
         "EuroBertModel", pooling("mean"), dense(36, 20, nn.GELU()), dense(20, 8), normalize
     ),
@@ -424,7 +456,16 @@ CASES = {
         "ElectraForSequenceClassification", prompts={"question": "find: "}
     ),
     "roberta classes of pairs, prompt": classes_of_pairs("RobertaForSequenceClassification"),
-    "qwen3 yes or no": by_words(),
+    "qwen3 yes or no": by_words("Qwen3"),
+    "qwen2 yes or no": by_words("Qwen2"),
+    "modernbert scores of modules": scores_of_modules(
+        "ModernBertModel", pooling("cls"), dense(36, 20, nn.GELU(), bias=False),
+        partial(layer_norm, 20), dense(20, 1, module_output_name="scores"),
+        norm_eps=1e-3, norm_bias=False,  # unlike the head's
+    ),
+    "llama scores of one module": scores_of_modules(
+        "LlamaModel", pooling("lasttoken"), dense(36, 1, module_output_name="scores")
+    ),
     "distilbert splade": sparse("DistilBertForMaskedLM"),
     "distilbert splade of two logarithms": sparse("DistilBertForMaskedLM", "log1p_relu"),
     "bert prompts": embedder(

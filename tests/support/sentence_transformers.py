@@ -56,3 +56,9 @@ def write_dense(folder: Path, layer: nn.Linear, pickled: bool = False, **setting
         torch.save(weights, folder / "pytorch_model.bin")
     else:
         save_file(weights, folder / "model.safetensors")
+
+
+def write_layer_norm(folder: Path, norm: nn.LayerNorm) -> None:
+    write_settings(folder, dimension=norm.normalized_shape[0])
+    weights = {f"norm.{key}": tensor for key, tensor in norm.state_dict().items()}
+    save_file(weights, folder / "model.safetensors")

@@ -53,6 +53,7 @@ def _widths(config: Config) -> list[int]:
 def head(graph: Graph, config: Config, settings: HeadConfig, portable: bool) -> Iterator[str]:
     """Differences from the reference's Config."""
     compare = _portable if portable else _attributes
+    config = settings.with_its_norm(config)
     widths = [settings.dense or config.d_model] * settings.norm
     yield from compare(graph, config, widths, settings.activation, int(settings.dense is not None))
 

@@ -44,7 +44,12 @@ def tables(config: Config, is_local: bool) -> tuple[Array, Array]:
     local = rotary.theta if rotary.local_theta is None else rotary.local_theta
     theta, dims = local if is_local else rotary.theta, config.head_dims
     places = np.arange(config.max_positions)[:, None] / rotary.scale
-    angles = places / np.float64(theta) ** (np.arange(0, dims, 2) / dims)
+    periods = np.float64(theta) ** (np.arange(0, dims, 2) / dims)
+    angles = places / periods
+    if bands := rotary.bands:
+        turns = bands.trained / (2 * np.pi * periods)
+        fast = np.clip((turns - bands.low) / (bands.high - bands.low), 0, 1)
+        angles = angles * (fast + (1 - fast) / bands.factor)
     return np.cos(angles), np.sin(angles)
 
 

@@ -22,8 +22,9 @@ NOT_PORTABLE = {  # their bits differ between processors
     "Attention", "LayerNormalization", "LogSoftmax", "Reciprocal", "RMSNormalization",
     "RotaryEmbedding", "Softmax", *SUMS,
 }  # fmt: skip
-LANES = 16
+LANES, THRESHOLD = 16, "ThresholdedRelu"
 FLOOR = -87.0  # of clipped scores: exponentials below it are denormal
+LEAST = np.float32(2e-38)  # weights of masked keys that are clipped are less, and count as 0
 
 
 def attentions(graph: Graph, config: Config) -> Iterator[str]:
@@ -79,8 +80,7 @@ def _attention(graph: Graph, scan: NodeProto) -> dict[str, Any]:
     total = scores.input[0]
     while (node := read.producer(total)).op_type == "Add":
         total = node.input[0]
-    if is_clipped and total != scores.input[0]:
-        raise Unlike(f"{exp.name} takes masked scores that are clipped")
+    _check_weights(read, exp, is_clipped and total != scores.input[0])
     scale = read.node(total, "Mul")
     terms = [*places.read_terms(read, scan, body, scale.input[0])]
     num_floats = len(scan.input) - (2 if terms else 0)
@@ -97,6 +97,20 @@ def _attention(graph: Graph, scan: NodeProto) -> dict[str, Any]:
         "terms": terms,
         "local": is_local,  # keys and values are cut as queries are
     }
+
+
+def _check_weights(read: Reader, exp: NodeProto, counts_as_zero: bool) -> None:
+    """Unlike if a masked key may weigh more than 0, or one that is not masked is taken for one."""
+    thresholds = [node for node in read.readers(exp.output[0]) if node.op_type == THRESHOLD]
+    if not counts_as_zero and thresholds:
+        raise Unlike(
+            f"{exp.name} is of scores that are not masked, or not clipped, and has a least"
+        )
+    if counts_as_zero and (
+        thresholds != read.readers(exp.output[0])
+        or [structure.attributes(node) for node in thresholds] != [{"alpha": float(LEAST)}]
+    ):
+        raise Unlike(f"{exp.name} is of masked scores that are clipped, which do not count as 0")
 
 
 def norms(graph: Graph, config: Config, widths: list[int]) -> Iterator[str]:

@@ -10,10 +10,12 @@ from addnorm.model.checkpoints.families.gpt2 import GPT2
 from addnorm.model.checkpoints.families.gte import GTE
 from addnorm.model.checkpoints.families.jina_bert import JINA_BERT
 from addnorm.model.checkpoints.families.jina_embeddings_v3 import JINA
+from addnorm.model.checkpoints.families.llama import LLAMA
 from addnorm.model.checkpoints.families.modernbert import MODERNBERT
 from addnorm.model.checkpoints.families.mpnet import MPNET
 from addnorm.model.checkpoints.families.nomic_bert import NOMIC_BERT
 from addnorm.model.checkpoints.families.opt import OPT
+from addnorm.model.checkpoints.families.qwen2 import QWEN2
 from addnorm.model.checkpoints.families.qwen3 import QWEN3
 from addnorm.model.checkpoints.families.roberta import ROBERTA
 from addnorm.model.checkpoints.family import Raw
@@ -24,7 +26,7 @@ FAMILIES = {  # by the model_type of config.json
     for family in (
         *(BERT, ROBERTA, ELECTRA, MPNET, DISTILBERT, ALBERT, GPT2, OPT),
         *(MODERNBERT, NOMIC_BERT, GTE, JINA, JINA_BERT),
-        *(DEBERTA_V2, QWEN3, EUROBERT),
+        *(DEBERTA_V2, QWEN3, QWEN2, LLAMA, EUROBERT),
     )
     for model_type in family.model_types
 }

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from addnorm.model.checkpoints.family import Modules, Raw
-from addnorm.model.config import Positions, Rotary
+from addnorm.model.config import Bands, Positions, Rotary
 
 PLAIN = "default"  # the paper's own angles
 # keys of transformers' own modules, in families whose weights came with other code
@@ -22,6 +22,7 @@ IN_MEMORY: Modules = {
 READ = (  # fields of config.json
     "rope_parameters", "rope_scaling", "rope_theta", "head_dim", "partial_rotary_factor", "mixed_b",
 )  # fmt: skip
+TRAINED = "original_max_position_embeddings"
 FULL, LOCAL = "full_attention", "sliding_attention"  # kinds of layers
 FORMER = {"attention": FULL}  # their names of before
 
@@ -77,7 +78,7 @@ def of_all_layers(raw: Raw, more_types: Sequence[str] = ()) -> Positions:
     """Positions, if all layers have the same angles. The base is `rope_theta` if no other is named.
 
     more_types: "dynamic", whose angles are the paper's up to the trained length; "ntk" (NTK-aware
-    scaling with a fixed factor).
+    scaling with a fixed factor); "llama3", see Bands.
     """
     kind, factor = type_of(raw), _parameters(raw).get("factor", 1.0)
     _refuse_other_types("rope_parameters", kind, (PLAIN, "linear", *more_types))
@@ -90,7 +91,23 @@ def of_all_layers(raw: Raw, more_types: Sequence[str] = ()) -> Positions:
         return Positions("none", Rotary(theta, scale=factor))
     if kind == "ntk":
         return Positions("none", Rotary(theta * factor, scale=factor ** (2 / dims)))
+    if kind == "llama3":
+        return Positions("none", Rotary(theta, bands=_bands(raw)))
     return Positions("none", Rotary(theta))
+
+
+def _bands(raw: Raw) -> Bands:
+    parameters = _parameters(raw)
+    for name in ("factor", "low_freq_factor", "high_freq_factor"):
+        if name not in parameters:
+            raise ValueError(f"rope_parameters has no {name}, which the type 'llama3' needs")
+    trained = parameters.get(TRAINED, raw["max_position_embeddings"])
+    return Bands(
+        parameters["factor"],
+        low=parameters["low_freq_factor"],
+        high=parameters["high_freq_factor"],
+        trained=raw.get(TRAINED, trained),  # outside it wins
+    )
 
 
 def type_of(raw: Raw) -> str:
