@@ -84,8 +84,7 @@ def output(options: EmbedOptions, model: Model) -> Output[Value]:
             return Sparse(options.top_k)
         case "multi-vector":
             rules = manifest.input_types.get(options.input_type) if options.input_type else None
-            skipped_ids = rules.skipped_ids if rules else None
-            request = Asked(normalize=manifest.normalize, skipped_ids=skipped_ids)
+            request = Asked(normalize=manifest.normalize, rules=rules)
             return TokenVectors.asked_for(request)
     return Logits()
 

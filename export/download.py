@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from addnorm.model.weight_files import BESIDE, FILES, INDEX
+from addnorm.model.weight_files import BESIDE, FILES, FLAG_HEADS, INDEX
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -26,6 +26,7 @@ SETTINGS = (  # in the repository's root and in modules
     "config.json",
     "artifact.metadata",
     *BESIDE,
+    *FLAG_HEADS,
     "modules.json",
     ROUTER,
     "sentence_*_config.json",

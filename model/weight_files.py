@@ -3,12 +3,12 @@
 INDEX = ".index.json"  # after the name of the file that is in shards
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"  # the first that is there is read
 FILES = (SAFE, SAFE + INDEX, PICKLED, PICKLED + INDEX)
+# FlagEmbedding's heads of every token, beside the weights of bge-m3: the output of each
+FLAG_HEADS = {"colbert_linear.pt": "token_vectors", "sparse_linear.pt": "token_weights"}
 # files beside the weights that other programs read: what they are
 BESIDE = {
     "model_head.pkl": "SetFit's classifier",
     "config_setfit.json": "SetFit's labels",
-    "sparse_linear.pt": "FlagEmbedding's head of lexical weights",
-    "colbert_linear.pt": "FlagEmbedding's head of vectors of tokens",
     "gliner_config.json": "GLiNER's settings",
     "adapter_config.json": "an adapter",
     "processor_config.json": "settings of a processor",

@@ -25,6 +25,7 @@ from addnorm.service.dialects import cohere
 from addnorm.service.dialects.native import text_routes
 from addnorm.service.engine.bundle import TOKENIZER, Bundle
 from addnorm.service.engine.manifest import Manifest
+from addnorm.service.engine.outputs import Sparse
 from addnorm.service.server.wiring import Service
 from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.validation import fit
@@ -151,7 +152,7 @@ class ServedTasks:
         answer, ask = run(infer_body(self._service, {**body, "precision": self._precision}))
         rows = orjson.loads(answer)[output]
         if output == "sparse":
-            dense = np.zeros((len(rows), self._bundle.width("logits")), np.float32)
+            dense = np.zeros((len(rows), Sparse().width(self._bundle)), np.float32)
             for row, weights in zip(dense, rows, strict=True):
                 row[weights["indices"]] = weights["values"]
             rows = [*dense]

@@ -182,6 +182,8 @@ class Original:
         types = [0] * length if self._config.type_vocab_size > 1 else None
         answer = self.rows([int(self._pad == 0)] * length, types)
         of_every_token, width = answer.ndim == 2, answer.shape[-1]
+        if of_every_token and self._key == "activations" and width == self._config.d_model:
+            return Compared("activations", True)  # a head of every token may be as wide
         for name, head in self._config.heads.items():
             is_last = name == "logits" and not of_every_token  # of a head on every token
             if head.width == width and (is_last or of_every_token == (head.pick == "every")):

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from addnorm.export.reference import flag_heads
 from addnorm.export.reference.original import Answers, OriginalError, as_found
 from addnorm.export.wishes import Text, Wishes
 from addnorm.export.words import folder_tokenizer
@@ -229,6 +230,11 @@ class Program:
             return self.outputs.tensors(*inputs)
         except OriginalError as error:
             raise ProgramError(f"{error}{self.advice}") from error
+
+    def hidden_states(self, text: Text) -> tuple[Tensor, Tensor]:
+        """The ids `[S]` of a text, and the hidden states `[S, d]` that its answer is made of."""
+        self.runs.encode([text])
+        return self._heard["input_ids"][0], self._heard["activations"][0]
 
     def cut_to(self, limit: int) -> None:
         """Texts are cut to so many tokens from now on."""
@@ -498,7 +504,10 @@ def load(
         encoder is not None and encoder.pad_token is None
     ):  # needed to pad one text, to its own length
         encoder.pad_token = encoder.eos_token or encoder.convert_ids_to_tokens(0)
-    return Program(runs, tokenizer, limit)
+    program = Program(runs, tokenizer, limit)
+    num_ids = program.model.get_input_embeddings().num_embeddings
+    program.tasks |= flag_heads.tasks(folder, program.hidden_states, encoder, num_ids)
+    return program
 
 
 def _configs(folder: Path) -> list[Path]:

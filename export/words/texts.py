@@ -40,6 +40,7 @@ NOT_DONE = {
     "processing_kwargs": "which is not supported",
 }
 CHAT_TEMPLATE = "chat_template"  # its settings, of which alone processing_kwargs may speak
+UNWEIGHTED = ("cls_token", "eos_token", "pad_token", "unk_token")  # by FlagEmbedding
 EXPANSIONS = ("fixed", "min")  # strategies of query_expansion
 LENGTHS: dict[InputType, str] = {"query": "query_length", "document": "document_length"}
 FIRST, SECOND = "zq4query7f", "zq4document7f"  # that no template has
@@ -64,6 +65,7 @@ class Texts:
     unseen_token: int | None = None  # that fills queries, and that no other token of them sees
     left_out_ids: tuple[int, ...] | None = None  # as in the manifest
     default_input_type: InputType | None = "document"  # as in the manifest
+    unweighted_ids: tuple[int, ...] = ()  # as in the manifest
     token_weights: NDArray[np.float32] | None = None  # by token id, of an inference-free input type
 
     def __str__(self) -> str:
@@ -144,6 +146,10 @@ def read(folder: Path, max_positions: int, as_written: bool = False) -> Texts:
             "default_input_type": router.default_route,
             "token_weights": router.token_weights.numpy(),
         }
+    if authors.has_flag_heads:
+        names = (getattr(tokenizer, name) for name in UNWEIGHTED)
+        unweighted = {tokenizer.convert_tokens_to_ids(name) for name in names if name is not None}
+        routes["unweighted_ids"] = tuple(sorted(unweighted))
     return Texts(
         content, limit, limited_by, num_special, num_ids, has_types, special, rules, splits_special,
         type(tokenizer).__name__, unlike_file, template, unseen_token, **routes,
@@ -232,6 +238,7 @@ def facts_of(words: Texts | NoTexts) -> dict[str, Any]:
         "pair_template": words.pair_template,
         "split_special_tokens": words.splits_special,
         "left_out_ids": words.left_out_ids,
+        "unweighted_ids": words.unweighted_ids,
         "input_types": dict(words.input_types),
         "default_input_type": words.default_input_type,
     }
@@ -297,6 +304,8 @@ def _input_types(
     """The way MultiVectorEncoder's encode_query and encode_document treat texts; {} for other
     models. And the token that fills queries, if no other token sees it. NoTexts if a limit leaves
     no room for a text."""
+    if authors.has_flag_heads:  # FlagEmbedding has no vector of the first token, <s>
+        return dict.fromkeys(INPUT_TYPES, InputRules(skips_first=True)), None
     if authors.mask is None:
         return {}, None
     # ids of those words that are tokens, ascending

@@ -285,7 +285,7 @@ def _heads(
     for output, layers in authors.dense.items():
         if output in heads:
             raise CheckpointError(f"{layers[0].folder}: the weights have a head for {output} too")
-        pick = "every" if output == "token_vectors" else authors.pooling
+        pick = authors.pooling if output in ("pooled", "logits") else "every"
         heads[output] = dense_head(layers, pick)
         if output == "logits" and (width := heads[output].width) > 1:
             raise CheckpointError(

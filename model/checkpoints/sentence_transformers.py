@@ -19,6 +19,7 @@ from addnorm.model.checkpoints.family import HeadTable
 from addnorm.model.checkpoints.reader import CheckpointError, Reader
 from addnorm.model.config import Activation, Config, HeadConfig, Pick
 from addnorm.model.transformer import Head
+from addnorm.model.weight_files import FLAG_HEADS
 
 ACTIVATIONS: dict[str, Activation] = {  # classes of torch.nn with their defaults
     "Identity": "identity",
@@ -89,6 +90,23 @@ def read_dense(folder: Path) -> Dense:
         shapes = ", ".join(f"{key} {list(tensor.shape)}" for key, tensor in stored.items())
         raise CheckpointError(f"{layer.folder}: weights do not fit each other: {shapes}")
     return layer
+
+
+def read_flag_heads(folder: Path) -> dict[str, Dense]:
+    """By output the heads that FlagEmbedding adds to bge-m3 (arXiv:2402.03216, section 3.2).
+    CheckpointError if they are no linear layers."""
+    heads = dict[str, Dense]()
+    for name, output in FLAG_HEADS.items():
+        file = folder / name
+        if not file.is_file():
+            continue
+        tensors = weights.load(file)
+        if tensors.keys() != {"weight", "bias"} or tensors["weight"].dim() != 2:
+            raise CheckpointError(f"{file} is no linear layer: it has {', '.join(sorted(tensors))}")
+        stored = {f"linear.{key}": tensor for key, tensor in tensors.items()}
+        activation: Activation = "relu" if output == "token_weights" else "identity"
+        heads[output] = Dense(file, output, activation, weights.Weights(stored, (file,)))
+    return heads
 
 
 @dataclass(frozen=True)
@@ -379,9 +397,10 @@ class SentenceTransformers:
     `settings_file`. is_embedder: whether modules.json lists a pooling. score: of a language model
     that reranks. fills_template: whether texts go through the tokenizer's chat template.
     similarity: of two vectors. mean_max_sim: whether MaxSim is divided by the number of a query's
-    vectors. activation: what scores of pairs are made with, where it is named. sparse_activation:
-    of logits, before log(1 + x) makes sparse vectors of them. router: the first module, whose
-    documents' modules stand for it here. unread: fields, with their files.
+    vectors. has_flag_heads: whether FlagEmbedding's stand beside the weights. activation: what
+    scores of pairs are made with, where it is named. sparse_activation: of logits, before
+    log(1 + x) makes sparse vectors of them. router: the first module, whose documents' modules
+    stand for it here. unread: fields, with their files.
     """
 
     transformer: Path
@@ -398,6 +417,7 @@ class SentenceTransformers:
     fills_template: bool = True
     similarity: str = SIMILARITIES[0]
     mean_max_sim: bool = False
+    has_flag_heads: bool = False
     activation: str | None = None
     sparse_activation: str = "relu"
     router: Router | None = None
@@ -441,6 +461,7 @@ def read_words(folder: Path) -> SentenceTransformers:
     if is_older_multi_vector(folder):
         raise CheckpointError(f"{folder} is of PyLate or of Stanford's ColBERT: {fields.PYLATES}")
     similarity, router = program.get("similarity_fn_name"), router_of(folder)
+    has_flag_heads = any((folder / name).is_file() for name in FLAG_HEADS)
     if router and default:
         raise CheckpointError(
             f"{PROMPTS}: default_prompt_name is {default!r}, which is not served of a {ROUTER}: its"
@@ -458,7 +479,8 @@ def read_words(folder: Path) -> SentenceTransformers:
         # without modules.json, sentence-transformers fills whatever template there is
         fills_template=not modules or "message" in (settings.get(MODALITIES) or ()),
         similarity=similarity if similarity in SIMILARITIES else SIMILARITIES[0],
-        mean_max_sim=similarity == MEAN_MAX_SIM,
+        mean_max_sim=has_flag_heads or similarity == MEAN_MAX_SIM,
+        has_flag_heads=has_flag_heads,
         activation=program.get("activation_fn"),
         router=router,
     )
@@ -492,7 +514,10 @@ def read(folder: Path) -> SentenceTransformers:
         words,
         pooling=modules.pooling or "mean",
         normalize=modules.normalize,
-        dense={output: tuple(layers) for output, layers in modules.dense.items()},
+        dense={
+            **{output: (layer,) for output, layer in read_flag_heads(folder).items()},
+            **{output: tuple(layers) for output, layers in modules.dense.items()},
+        },
         mask=modules.mask,
         score=modules.score,
         sparse_activation=modules.sparse_activation,

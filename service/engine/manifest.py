@@ -28,7 +28,7 @@ Size = Annotated[int, Field(ge=1, lt=2**31)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]  # of a file, a model
 GraphFile = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,122}\.onnx$")]
 Graph = Annotated[str, Field(pattern=r"^(fp32|fp16|int8)$")]
-Made = Annotated[str, Field(pattern=r"^(logits|pooled|token_vectors)$")]  # by a head
+Made = Annotated[str, Field(pattern=r"^(logits|pooled|token_vectors|token_weights)$")]  # by a head
 Pooling = Literal["mean", "first", "last", "max", "weighted_mean", "mean_sqrt"]
 Pick = Literal["every"] | Pooling
 # what is kept of a sequence: its tokens' rows, what a pooling makes of them, or their vectors
@@ -118,6 +118,8 @@ def tasks_of(
     """A model's tasks, by its heads. Every model has pooled vectors, but only those without logits
     are made for them, and those whose logits no task reads."""
     tasks: tuple[Task, ...] = ("multi_vector",) if "token_vectors" in heads else ()
+    if "token_weights" in heads:
+        tasks = (*tasks, "sparse")
     logits = heads.get("logits")
     if logits is None or tuple(labels or ()) == SPANS:
         return (*tasks, "embed")
@@ -151,6 +153,7 @@ class InputRules(_Part):
     min_tokens: Size | None = None
     fill_id: Annotated[int, Field(ge=0)] | None = None
     skipped_ids: tuple[int, ...] = ()  # tokens whose vectors they leave out
+    skips_first: bool = False  # whether they leave out the vector of the first token too
     # whether a sparse vector has the weights of its tokens, without special tokens, and no graph
     # runs
     inference_free: bool = False
@@ -220,6 +223,8 @@ class Manifest(_Part):
     mean_max_sim: bool = False  # whether MaxSim is divided by the number of a query's vectors
     # of logits, before log(1 + x) makes sparse vectors of them
     sparse_activation: Literal["relu", "log1p_relu"] = "relu"
+    # of models with a weight for each token: those that sparse vectors leave out
+    unweighted_ids: tuple[int, ...] = ()
     input_types: dict[InputType, InputRules] = {}  # of models that tell queries from documents
     # of texts of no type, where one type is inference-free; None: they are rejected
     default_input_type: InputType | None = "document"

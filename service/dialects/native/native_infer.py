@@ -14,7 +14,7 @@ from addnorm.service.engine.batch import Batch, Padding, from_grid, from_lists, 
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.heads import Spans
-from addnorm.service.engine.manifest import InputType, Pooling, Precision
+from addnorm.service.engine.manifest import InputRules, InputType, Pooling, Precision
 from addnorm.service.engine.outputs import OUTPUTS, Output, OutputKind, OutputKinds, Value
 from addnorm.service.engine.outputs.output import Asked
 from addnorm.service.engine.outputs.values import VectorDType
@@ -85,8 +85,8 @@ class Options(Named):
         """The outputs asked for; None: those of the bundle's default."""
         return None if self.outputs is None else tuple(self.outputs)
 
-    def skipped_ids(self, bundle: Bundle) -> tuple[int, ...] | None:
-        """Tokens that have no place in token_vectors; None: all have one."""
+    def rules(self, bundle: Bundle) -> InputRules | None:
+        """Those of the input type, which leave tokens out of token_vectors; None: all have one."""
         return None
 
 
@@ -132,10 +132,10 @@ class InferRequest(Options):
         field_names = (name for name in ("texts", "inputs") if getattr(self, name) is not None)
         return next(field_names, "input_ids")
 
-    def skipped_ids(self, bundle: Bundle) -> tuple[int, ...] | None:
+    def rules(self, bundle: Bundle) -> InputRules | None:
         if self.input_type is None:
             return None
-        return bundle.manifest.input_types[self.input_type].skipped_ids
+        return bundle.manifest.input_types[self.input_type]
 
     def output_names(self, bundle: Bundle) -> tuple[str, ...] | None:
         """For texts the class or the vector by default, not megabytes of their tokens' rows."""
@@ -313,8 +313,8 @@ async def infer_tensors(options: Options, arrays: Arrays, ask: Ask, tools: Tools
 
 
 def _want(ask: Ask, options: Options, token_spans: Spans | None, kinds: Kinds) -> None:
-    dtype, skipped_ids = _vector_dtype(options), options.skipped_ids(ask.model.bundle)
-    common = Asked(None, options.pooling, options.normalize, dtype, token_spans, skipped_ids)
+    dtype, rules = _vector_dtype(options), options.rules(ask.model.bundle)
+    common = Asked(None, options.pooling, options.normalize, dtype, token_spans, rules)
     outputs = list[Output[Value]]()
     for name, kind in kinds.items():
         kind_options = getattr(options, name) if kind.options else None

@@ -20,7 +20,7 @@ from addnorm.service.engine.heads import (
     pooled,
     run_head,
 )
-from addnorm.service.engine.manifest import InputType, Pick, Pooling, RowKind
+from addnorm.service.engine.manifest import InputRules, InputType, Pick, Pooling, RowKind
 from addnorm.service.engine.outputs.values import (
     Array,
     ByRow,
@@ -47,8 +47,8 @@ class Strict(BaseModel):
 class Asked(NamedTuple):
     """The parts of a request that decide its outputs.
 
-    options: the value under the output's name, as its class `Output.options`. skipped_ids: tokens
-    that have no vector; None: all have one.
+    options: the value under the output's name, as its class `Output.options`. rules: of the
+    input type, by which some tokens have no vector; None: all have one.
     """
 
     options: Any = None
@@ -56,7 +56,7 @@ class Asked(NamedTuple):
     normalize: bool = False
     dtype: VectorDType = "float32"
     spans: Spans | None = None
-    skipped_ids: tuple[int, ...] | None = None
+    rules: InputRules | None = None
 
 
 class Size(NamedTuple):

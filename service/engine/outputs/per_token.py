@@ -11,9 +11,12 @@ from addnorm.service.engine.batch import Batch, Floats, Padding
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.heads import TOKEN_VECTORS, unit
+from addnorm.service.engine.manifest import InputRules
 from addnorm.service.engine.outputs.output import Asked, Computed, Output, Size
 from addnorm.service.engine.outputs.small_numbers import DIMENSIONS, check_ranges, to_dtype
 from addnorm.service.engine.outputs.values import ByRow, Parts, Ragged, VectorDType, by_token
+
+NO_RULES = InputRules()
 
 
 class Activations(Output[ByRow]):
@@ -69,9 +72,9 @@ class TokenVectors(Output[ByRow]):
 
     @classmethod
     def asked_for(cls, request: Asked) -> "TokenVectors":
-        if request.skipped_ids is None:
+        if request.rules is None:
             return TokenVectors(request.normalize, request.dtype)
-        return SomeTokenVectors(request.normalize, request.dtype, request.skipped_ids)
+        return SomeTokenVectors(request.normalize, request.dtype, request.rules)
 
     @property
     def dtypes(self) -> tuple[VectorDType, ...]:
@@ -103,23 +106,28 @@ class TokenVectors(Output[ByRow]):
 
 @dataclass(frozen=True, eq=False)
 class SomeTokenVectors(TokenVectors):
-    """skipped_ids: tokens that are left out."""
+    """Those that count for an input type."""
 
-    skipped_ids: tuple[int, ...] = ()
+    rules: InputRules = NO_RULES
 
     def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
-        size, num_vectors = super().size(bundle, batch, padding), np.sum(self._counts(batch))
-        return size._replace(num_values=int(num_vectors) * self.width(bundle), num_pads=0)
+        num_vectors = int(np.count_nonzero(with_vectors(batch, self.rules)))
+        size = super().size(bundle, batch, padding)
+        return size._replace(num_values=num_vectors * self.width(bundle), num_pads=0)
 
     def make(self, inputs: Computed) -> Ragged:
         batch, padding = inputs.batch, inputs.padding
-        counts = self._counts(batch)
+        counts = with_vectors(batch, self.rules)
         lengths = np.zeros(len(padding.lengths), np.int64)
         ends = counts.cumsum()[batch.offsets[1:] - 1]
         lengths[padding.lengths > 0] = np.diff(ends, prepend=0)
         numbers = self._numbers(self.vectors(inputs)[counts], inputs.bundle)
         return Ragged(np.split(numbers, lengths.cumsum()[:-1]), has_own_lengths=True)
 
-    def _counts(self, batch: Batch) -> NDArray[np.bool_]:
-        """True for each token that has a vector, `[num_tokens]`."""
-        return ~np.isin(batch.tokens, self.skipped_ids)
+
+def with_vectors(batch: Batch, rules: InputRules) -> NDArray[np.bool_]:
+    """True for each token that has a vector by the rules, `[num_tokens]`."""
+    has_vector = ~np.isin(batch.tokens, rules.skipped_ids)
+    if rules.skips_first:
+        has_vector[batch.offsets[:-1]] = False
+    return has_vector

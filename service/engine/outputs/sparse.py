@@ -1,7 +1,7 @@
 """Sparse vectors as SPLADE makes them (arXiv 2109.10086, equation 6): for each sequence the largest
 of its tokens' log1p(relu(logits)), special tokens too. Some models take the logarithm twice (arXiv
-2504.14839). A query of an inference-free model has a weight for each of its tokens instead (arXiv
-2411.04403)."""
+2504.14839). Others have a weight for each token that occurs: by a head, as bge-m3 (arXiv
+2402.03216), or a table, as queries of an inference-free model (arXiv 2411.04403)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from addnorm.service.engine.batch import Batch, Floats, Ints, Padding
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.engine import Engine
-from addnorm.service.engine.heads import HeadRows, chunks
+from addnorm.service.engine.heads import HeadRows, chunks, run_head
 from addnorm.service.engine.manifest import InputType
 from addnorm.service.engine.outputs.output import Asked, Computed, Output, Size, Strict
 from addnorm.service.engine.outputs.values import SparseVectors
@@ -24,8 +24,7 @@ from addnorm.service.errors import InvalidInput
 # Entries of sparse vectors for each token. SPLADE models have 1 to 10; models that were not trained
 # so have them for half of the vocabulary.
 ENTRIES_PER_TOKEN = 32
-
-
+TOKEN_WEIGHTS = "token_weights"  # a head
 MAX_COMPARED = 256  # entries of each vector; random weights have some for half of the vocabulary
 
 
@@ -51,7 +50,8 @@ class Sparse(Output[SparseVectors]):
     json_type = list[SparseVector]
     description = (
         "[B], of models that predict masked tokens: the largest of each sequence's"
-        " log(1 + max(0, logits)), as SPLADE's vectors are."
+        " log(1 + max(0, logits)), as SPLADE's vectors are. Of models with weights of tokens: the"
+        " largest of each token that occurs."
     )
     options = SparseOptions
     head = "logits"
@@ -71,7 +71,7 @@ class Sparse(Output[SparseVectors]):
 
     @classmethod
     def compared_options(cls, bundle: Bundle, num_tokens: int) -> Mapping[str, Any]:
-        return {"top_k": min(MAX_COMPARED, bundle.width("logits"))}
+        return {"top_k": min(MAX_COMPARED, cls().width(bundle))}
 
     @classmethod
     def grid_tensors(cls, bundle: Bundle) -> dict[str, list[int]]:
@@ -92,17 +92,19 @@ class Sparse(Output[SparseVectors]):
         return replace(self, inference_free=bundle.manifest.input_types[input_type].inference_free)
 
     def width(self, bundle: Bundle) -> int:
-        return bundle.width("logits")
+        return bundle.manifest.limits.vocab_size if has_weights(bundle) else bundle.width("logits")
 
     def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
         num_values = 2 * self.max_entries(bundle, batch)
         if self.inference_free:
             return Size(None, 0, num_values, 0, None, 0)
+        if has_weights(bundle):
+            return Size("every", batch.num_tokens, num_values, 0, TOKEN_WEIGHTS, 1)
         return super().size(bundle, batch, padding)._replace(num_values=num_values, num_pads=0)
 
     def make(self, inputs: Computed) -> SparseVectors:
-        if self.inference_free:
-            return self._laid_out([*self._token_weights(inputs)], inputs)
+        if self.inference_free or has_weights(inputs.bundle):
+            return self._laid_out([*self._of_weights(inputs)], inputs)
         width, limit = self.width(inputs.bundle), self.max_entries(inputs.bundle, inputs.batch)
         num_left = max(limit, width)  # one sequence alone is never rejected
         rows = inputs.head_rows(self.pick(inputs.bundle))
@@ -122,13 +124,23 @@ class Sparse(Output[SparseVectors]):
             checkpoint()
         return self._laid_out(vectors, inputs)
 
-    def _token_weights(self, inputs: Computed) -> Iterator[tuple[Ints, Floats]]:
-        """The weight of each token of a sequence, once. A weight of 0 is no entry."""
-        weights = inputs.bundle.token_weights
-        for ids in np.split(inputs.batch.tokens, inputs.batch.offsets[1:-1]):
-            indices = np.unique(ids)
-            indices = _largest(indices[weights[indices] != 0], weights, self.top_k)
-            yield indices, weights[indices]
+    def _of_weights(self, inputs: Computed) -> Iterator[tuple[Ints, Floats]]:
+        """The largest weight of each token of a sequence. A weight of 0 is no entry."""
+        tokens, offsets = inputs.batch.tokens, inputs.batch.offsets[1:-1]
+        if self.inference_free:
+            weights = inputs.bundle.token_weights[tokens]
+        else:
+            rows = inputs.head_rows("every")
+            weights = run_head(inputs.engine, TOKEN_WEIGHTS, rows, 1)[:, 0]
+            weights[np.isin(tokens, inputs.bundle.manifest.unweighted_ids)] = 0
+        for ids, of_tokens in zip(
+            np.split(tokens, offsets), np.split(weights, offsets), strict=True
+        ):
+            indices, places = np.unique(ids, return_inverse=True)
+            largest = np.full(len(indices), -np.inf, np.float32)
+            np.maximum.at(largest, places, of_tokens)
+            chosen = _largest(np.flatnonzero(largest != 0), largest, self.top_k)
+            yield indices[chosen], largest[chosen]
             checkpoint()
 
     def _laid_out(self, vectors: Sequence[tuple[Ints, Floats]], inputs: Computed) -> SparseVectors:
@@ -146,6 +158,11 @@ class Sparse(Output[SparseVectors]):
         if self.top_k is not None:
             return self.top_k * len(batch)
         return int(np.minimum(ENTRIES_PER_TOKEN * batch.lengths, self.width(bundle)).sum())
+
+
+def has_weights(bundle: Bundle) -> bool:
+    """A head makes a weight of each token."""
+    return TOKEN_WEIGHTS in bundle.manifest.heads
 
 
 def largest_logits(engine: Engine, rows: HeadRows, width: int) -> Iterator[Floats | None]:
