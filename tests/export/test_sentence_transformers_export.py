@@ -102,6 +102,7 @@ def test_a_cross_encoder_of_modules_is_packed_and_scores_as_it_predicts(tmp_path
     assert bundle.tasks == ("rerank", "classify", "decide")
     head = bundle.manifest.config["heads"]["logits"]
     assert (head["dense"], head["norm_eps"], head["width"]) == (20, 1e-5, 1)
+    assert bundle.manifest.clipped_layers == (1, 2)  # those with a window
     body = {"query": PAIRS[0][0], "documents": [document for _, document in PAIRS]}
     with serving(inference_of(root)) as url:
         scores = case.ask(url, "scores")
