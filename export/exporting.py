@@ -18,9 +18,6 @@ from addnorm.model.checkpoints import CheckpointError
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle
 
-# of what it costs to be served as its authors wrote it
-WHAT_IT_MEANS = "not one of our own graphs: equal bits on this processor, no fp16, no lens"
-
 
 @contextmanager
 def choose_graph(model: Model, wishes: Wishes) -> Iterator[Source | Reference]:
@@ -42,7 +39,7 @@ def choose_graph(model: Model, wishes: Wishes) -> Iterator[Source | Reference]:
             authors_writer.refuse_precisions(wishes)
             if reason:
                 say(f"cannot use one of our own graphs: {reason}")
-                say(f"served as its authors wrote it: {WHAT_IT_MEANS}")
+                say(f"served as its authors wrote it: {reference.means}")
             if reference.words:
                 say(f"tokenizer: {tokenizer_in_words(reference.origin, reference.words)}")
             yield reference

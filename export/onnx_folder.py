@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+from pydantic_core import to_jsonable_python
 from safetensors.numpy import load_file
 from tqdm import tqdm
 
@@ -160,9 +161,10 @@ def certify_again(folder: OnnxFolder, source: Source) -> None:
     """Makes the folder's certificate again, here. UsageError if it was made from something else."""
     manifest, before = folder.manifest, folder.certificate
     source = under_name(source, manifest.name)
-    for name, value in {"source": source.origin, **source.facts}.items():
+    in_json = to_jsonable_python({"source": source.origin, **source.facts})
+    for name, value in in_json.items():
         recorded = manifest.model_dump(mode="json")[name]
-        if recorded != json.loads(json.dumps(value)):
+        if recorded != value:
             verb = "was exported from" if name == "source" else f"has {name}"
             raise UsageError(f"{folder.path} {verb} {recorded}, but this model is {value}")
     samples = source.samples_record()

@@ -20,13 +20,7 @@ from addnorm.export.words import texts
 from addnorm.export.words.folder_tokenizer import NoTexts
 from addnorm.export.words.texts import Texts
 from addnorm.model import presets
-from addnorm.model.checkpoints import (
-    Checkpoint,
-    CheckpointError,
-    load_checkpoint,
-    look,
-    sentence_transformers,
-)
+from addnorm.model.checkpoints import Checkpoint, CheckpointError, load_checkpoint, look
 from addnorm.model.checkpoints.families import FAMILIES
 from addnorm.model.config import Config, Pick
 from addnorm.model.layout import LAYOUTS
@@ -143,9 +137,7 @@ def checkpoint(folder: Path, wishes: Wishes = NO_WISHES) -> Source:
     program cannot be run."""
     wishes.check_read("a checkpoint", CHECKPOINT_READS)
     loaded = load_checkpoint(folder, wishes.ignore, wishes.labels)
-    router = sentence_transformers.router_of(folder)
-    weight_files = [*loaded.files, *(router.stored.files if router else ())]
-    hashes = {file.relative_to(folder).as_posix(): sha256(file) for file in weight_files}
+    hashes = {file.relative_to(folder).as_posix(): sha256(file) for file in loaded.files}
     folder = folder.resolve()
     origin = {
         "checkpoint": folder.name,

@@ -28,6 +28,8 @@ from addnorm.service.engine import selfcheck
 from addnorm.service.engine.batch import Batch, Tokens
 from addnorm.service.engine.manifest import Limits, OwnTensor
 
+# of what it costs to be served as its authors wrote it
+WHAT_IT_MEANS = "not one of our own graphs: equal bits on this processor, no fp16, no lens"
 Key = str | int | None  # of a tensor in an answer; None: it is the answer
 NEAR = 1e-4  # of the largest number: two orders of additions in float32
 EXAMPLE = 7  # tokens of the sequences that show what an answer is like
@@ -55,6 +57,7 @@ class Reference:
     how texts become token ids; None: it takes none. folder: of its tokenizer. texts: answers them.
     wishes: that it was opened with. uncut: tokens of a text that its authors take, where the export
     takes fewer by default. head: from rows of the tensor `activations` to logits of a vocabulary.
+    means: what that is for those who serve it, in words.
     """
 
     name: str
@@ -71,6 +74,7 @@ class Reference:
     wishes: Wishes = NO_WISHES
     uncut: int = 0
     head: "LastLayer | None" = None
+    means: str = WHAT_IT_MEANS
 
     @cached_property
     def _answers(self) -> Answers:

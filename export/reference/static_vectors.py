@@ -39,6 +39,7 @@ MODEL2VEC = "model2vec"  # the model_type in its config.json
 MODEL2VEC_TOKENS = 512  # that its encode cuts a text to, where config.json has no max_length
 # Tokens of a text where its authors set no limit. More: longer texts, of which a mean says less
 MOST_TOKENS = 8192
+WHAT_IT_MEANS = "a table, and the server's own mean: equal bits on every processor, fp32 alone"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int8)
 Encode = Callable[[str, str | None], Array]  # a text and the name of its prompt -> its vector
 
@@ -119,6 +120,7 @@ def open_static(folder: Path, wishes: Wishes) -> Reference:
         folder,
         program,
         wishes,
+        means=WHAT_IT_MEANS,
     )
 
 
