@@ -9,7 +9,7 @@ from addnorm.service.engine.batch import Batch, Floats, Ints, Padding
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.heads import HeadRows, run_head, unit
-from addnorm.service.engine.outputs.output import Asked, Computed, Output, Size
+from addnorm.service.engine.outputs.output import Output, OutputInputs, OutputParameters, Size
 from addnorm.service.engine.outputs.values import ByRow, Parts, Ragged, by_token
 
 
@@ -22,7 +22,7 @@ class Activations(Output[ByRow]):
     def is_of(cls, bundle: Bundle) -> bool:
         return bundle.rows_are_tokens
 
-    def make(self, inputs: Computed) -> ByRow:
+    def make(self, inputs: OutputInputs) -> ByRow:
         return by_token(inputs.padding, inputs.rows.activations)
 
 
@@ -48,7 +48,7 @@ class NormStatistics(Output[Parts]):
     def width(self, bundle: Bundle) -> int:
         return 2 * bundle.manifest.n_norms
 
-    def make(self, inputs: Computed) -> Parts:
+    def make(self, inputs: OutputInputs) -> Parts:
         parts = {"mean": inputs.rows.norm_mean, "rstd": inputs.rows.norm_rstd}
         return Parts({part: by_token(inputs.padding, values) for part, values in parts.items()})
 
@@ -64,16 +64,16 @@ class TokenVectors(Output[ByRow]):
     normalize: bool = False
 
     @classmethod
-    def asked_for(cls, request: Asked) -> "TokenVectors":
+    def asked_for(cls, request: OutputParameters) -> "TokenVectors":
         if request.skipped_ids is None:
             return TokenVectors(request.normalize)
         return SomeTokenVectors(request.normalize, request.skipped_ids)
 
-    def make(self, inputs: Computed) -> ByRow:
+    def make(self, inputs: OutputInputs) -> ByRow:
         rows = inputs.head_rows(self.pick(inputs.bundle))
         return self.laid_out(self._vectors(rows, inputs), inputs)
 
-    def _vectors(self, rows: HeadRows, inputs: Computed) -> Floats:
+    def _vectors(self, rows: HeadRows, inputs: OutputInputs) -> Floats:
         vectors = run_head(inputs.engine, self.name, rows, self.width(inputs.bundle))
         checkpoint()
         return unit(vectors) if self.normalize else vectors
@@ -90,7 +90,7 @@ class SomeTokenVectors(TokenVectors):
         num_values = num_rows * self.width(bundle)
         return size._replace(num_rows=num_rows, num_values=num_values, num_pads=0)
 
-    def make(self, inputs: Computed) -> Ragged:
+    def make(self, inputs: OutputInputs) -> Ragged:
         rows = HeadRows.at(self._tokens(inputs.batch), inputs.rows.activations, inputs.batch)
         vectors = self._vectors(rows, inputs)
         lengths = np.zeros(len(inputs.padding.lengths), np.int64)

@@ -15,7 +15,13 @@ from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.engine import Engine
 from addnorm.service.engine.heads import HeadRows, chunks
-from addnorm.service.engine.outputs.output import Asked, Computed, Output, Size, Strict
+from addnorm.service.engine.outputs.output import (
+    Output,
+    OutputInputs,
+    OutputParameters,
+    Size,
+    Strict,
+)
 from addnorm.service.engine.outputs.values import SparseVectors
 from addnorm.service.errors import InvalidInput
 
@@ -62,7 +68,7 @@ class Sparse(Output[SparseVectors]):
         return "sparse" in bundle.tasks
 
     @classmethod
-    def asked_for(cls, request: Asked) -> "Sparse":
+    def asked_for(cls, request: OutputParameters) -> "Sparse":
         return cls(request.options.top_k if request.options else None)
 
     @classmethod
@@ -91,7 +97,7 @@ class Sparse(Output[SparseVectors]):
         num_values = 2 * self.max_entries(bundle, batch)
         return super().size(bundle, batch, padding)._replace(num_values=num_values, num_pads=0)
 
-    def make(self, inputs: Computed) -> SparseVectors:
+    def make(self, inputs: OutputInputs) -> SparseVectors:
         width, limit = self.width(inputs.bundle), self.max_entries(inputs.bundle, inputs.batch)
         num_left = max(limit, width)  # one sequence alone is never rejected
         rows = inputs.head_rows(self.pick(inputs.bundle))
