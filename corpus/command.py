@@ -157,12 +157,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("vectors", metavar="VECTORS.parquet", help="a local file or an s3:// address")
-    add("--text-column", metavar="NAME", help="text by default")
-    add("--vector-column", metavar="NAME", help="vector by default")
+    add("--text-column", metavar="NAME", help="column of texts (default: text)")
+    add("--vector-column", metavar="NAME", help="column of vectors (default: vector)")
     of_stored = "fingerprint of the stored vectors; by default the one in the file's metadata"
     add("--fingerprint", metavar="DIGEST|JSON", help=of_stored)
-    add("--sample", type=positive, default=1000, metavar="N", help="rows compared (1000)")
-    add("--seed", type=int, default=0, metavar="N", help="which rows (0)")
+    add(
+        "--sample",
+        type=positive,
+        default=1000,
+        metavar="N",
+        help="number of rows to compare (default: 1000)",
+    )
+    add("--seed", type=int, default=0, metavar="N", help="random seed of the rows (default: 0)")
     add(
         "--accept",
         choices=["rounding"],
@@ -178,7 +184,7 @@ def _parser() -> argparse.ArgumentParser:
     targets.add_argument("--bundle", type=Path, metavar="DIR", help=served)
     add = group.add_argument
     add("--model", help="name or name/version, if the server has several models")
-    add("--precision", choices=get_args(Precision), help="the model's default")
+    add("--precision", choices=get_args(Precision), help="default: the model's default")
     add("--prompt-name", metavar="NAME", help="default: the model's default prompt")
     add(
         "--dimensions",

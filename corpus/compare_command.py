@@ -361,6 +361,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="column of texts in --queries (default: --text-column)",
     )
+    _add_measuring(add)
+    return parser
+
+
+def _add_measuring(add: Callable[..., Any]) -> None:
     add("--prompt-name", metavar="NAME", help="prompt for texts, for models that have it")
     add("--query-prompt-name", metavar="NAME", help="prompt for queries, for models that have it")
     add(
@@ -399,4 +404,3 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--json", type=Path, metavar="FILE", help="file for all figures")
     add("--picture", type=Path, metavar="FILE.svg", help="file for a picture of the figures")
-    return parser

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -289,16 +289,31 @@ def _parser() -> argparse.ArgumentParser:
         metavar="P",
         help="with --dry-run: price of one machine per hour; adds the cost to the estimate",
     )
-    add("--output", choices=KINDS, default="pooled", help="pooled by default")
-    add("--dtype", choices=get_args(DType), default="float32", help="float32 by default")
-    add("--text-column", default="text", metavar="NAME", help="text by default")
+    _add_output(add)
+    return parser
+
+
+def _add_output(add: Callable[..., Any]) -> None:
+    add("--output", choices=KINDS, default="pooled", help="kind of the output (default: pooled)")
+    add(
+        "--dtype",
+        choices=get_args(DType),
+        default="float32",
+        help="type of the numbers (default: float32)",
+    )
+    add("--text-column", default="text", metavar="NAME", help="column of texts (default: text)")
     add(
         "--second-text-column",
         metavar="NAME",
         help="with --output scores: column with the second text of each pair",
     )
-    add("--vector-column", default="vector", metavar="NAME", help="vector by default")
-    add("--precision", choices=get_args(Precision), help="the model's default")
+    add(
+        "--vector-column",
+        default="vector",
+        metavar="NAME",
+        help="column to write the vectors to (default: vector)",
+    )
+    add("--precision", choices=get_args(Precision), help="default: the model's default")
     add("--prompt-name", metavar="NAME", help="default: the model's default prompt")
     add(
         "--input-type",
@@ -329,4 +344,3 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="default: the number of cores",
     )
-    return parser

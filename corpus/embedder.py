@@ -22,7 +22,7 @@ from addnorm.service.engine.batch import Batch, Ints, Padding
 from addnorm.service.engine.manifest import InputType, Task
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Logits, Output, Pooled, Sparse, TokenVectors, Value
-from addnorm.service.engine.outputs.output import Asked
+from addnorm.service.engine.outputs.output import OutputParameters
 from addnorm.service.engine.outputs.per_token import SomeTokenVectors
 from addnorm.service.engine.registry import Models
 from addnorm.service.engine.tokenizer import Text
@@ -84,7 +84,7 @@ def output(options: EmbedOptions, model: Model) -> Output[Value]:
             return Sparse(options.top_k)
         case "multi-vector":
             rules = manifest.input_types.get(options.input_type) if options.input_type else None
-            request = Asked(normalize=manifest.normalize, rules=rules)
+            request = OutputParameters(normalize=manifest.normalize, rules=rules)
             return TokenVectors.asked_for(request)
     return Logits()
 

@@ -116,8 +116,8 @@ class InvalidHttp(InvalidInput):
 
 
 class BundleRefused(ServiceError):
-    """`/v2/repository` was asked to load a bundle that cannot be read or fails a check. What is
-    served does not change."""
+    """The bundle that `/v2/repository` should load cannot be read or fails a check. The served
+    models do not change."""
 
     status, type, code = 400, "invalid_request_error", "bundle_refused"
     remedy = "Repair or export the bundle as the message says."
@@ -147,8 +147,8 @@ class Forbidden(ServiceError):
 
 
 class ForeignPage(ServiceError):
-    """A web page of another origin asks a server without API keys, or any caller asks a server of
-    127.0.0.1 by another name than localhost."""
+    """A web page of another origin calls a server without API keys, or any caller calls a server of
+    127.0.0.1 by a name other than localhost."""
 
     status, type, code = 403, "permission_error", "foreign_page"
     remedy = "Add the page's origin to `ADDNORM_CORS_ORIGINS`, or set API keys."
@@ -177,7 +177,7 @@ class MethodNotAllowed(ServiceError):
 
 
 class NotAcceptable(ServiceError):
-    """`accept` asks for safetensors, which this route does not write."""
+    """The header `accept` requires safetensors, which this route does not write."""
 
     status, type, code = 406, "invalid_request_error", "not_acceptable"
     remedy = "Send a type from the list in the message."
@@ -239,7 +239,7 @@ class ResponsesFull(Overloaded):
 
 
 class TooManyAtOnce(ServiceError):
-    """The API key has as many requests in progress as it may have."""
+    """The API key has reached its limit of requests in progress."""
 
     status, type, code = 429, "rate_limit_error", "too_many_concurrent_requests"
     remedy = "Send fewer at the same time; retry after `Retry-After`."
@@ -247,8 +247,8 @@ class TooManyAtOnce(ServiceError):
 
 
 class HeadTooLarge(ServiceError):
-    """The head is over 32 KiB, or the chunk sizes, chunk extensions and trailers of the body
-    are."""
+    """The head is over 32 KiB, or the chunk sizes, chunk extensions and trailers of the body add up
+    to more."""
 
     status, type, code = 431, "invalid_request_error", "head_too_large"
     remedy = "Send fewer or shorter headers, or larger chunks. The server closes the connection."
@@ -317,7 +317,7 @@ class WorkersHung(NotReady):
 
 
 class OutOfMemory(ServiceError):
-    """The server found no memory for this request. It goes on."""
+    """There is not enough free memory for this request. The server keeps running."""
 
     status, code = 503, "out_of_memory"
     remedy = (
@@ -349,4 +349,4 @@ class Expired(ServiceError):
 
 
 class StartupError(Exception):
-    """The server must not start. The message is one line: what is wrong, and what to do."""
+    """The server must not start. The message is one line with the fault and the remedy."""

@@ -123,8 +123,7 @@ OF_OTHERS = {
 
 @cache
 def code_and_prose() -> tuple[dict[str, set[str]], dict[str, str]]:
-    """By path: the words of a file's code, and its comments and docstrings. Files that are no
-    Python have words alone."""
+    """The words of each file's code by its path, and the comments and docstrings of Python."""
     words, prose = dict[str, set[str]](), dict[str, str]()
     for path in files():
         if not path.endswith((".py", ".js", ".json", ".toml", ".yaml", ".yml")):

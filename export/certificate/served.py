@@ -356,7 +356,7 @@ def _bare_pairs(path: Served, precision: str) -> Mapping[str, Iterable[Pair]]:
     engine, manifest = path.model.engine(precision), path.model.bundle.manifest
     paddings = PADDINGS[manifest.layout]
     drawn = selfcheck.sequences(manifest.limits, BIT_LENGTHS)
-    expected = selfcheck.Computed.together(engine, drawn, len(drawn))
+    expected = selfcheck.SequenceRows.together(engine, drawn, len(drawn))
     pairs = selfcheck.pairs(engine, expected, paddings)
     return {f"unequal ({', '.join(paddings)})": ((rows, twin) for _, rows, twin in pairs)}
 

@@ -22,7 +22,7 @@ from addnorm.service.engine.batch import Batch, Padding
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.heads import TOKEN_VECTORS, token_vectors
 from addnorm.service.engine.model import Model
-from addnorm.service.engine.outputs import Computed, Output, Value
+from addnorm.service.engine.outputs import Output, OutputInputs, Value
 from addnorm.service.errors import Expired, NotFinite
 from addnorm.service.settings import Settings
 
@@ -196,7 +196,7 @@ def make(ask: Ask) -> None:
     try:
         kept_rows = ask.rows.gather()
         del ask.rows
-        source = Computed(ask.model.bundle, ask.engine, ask.batch, ask.padding, kept_rows)
+        source = OutputInputs(ask.model.bundle, ask.engine, ask.batch, ask.padding, kept_rows)
         for output in ask.outputs:
             value = output.make(source)
             values[type(output)] = value.halved(output.name) if ask.dtype == "float16" else value

@@ -52,7 +52,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Meant:
+class Selection:
     """A model, and the other parts of the name that a request has for it."""
 
     model: Model
@@ -210,7 +210,7 @@ class Models:
         """
         return self.meant(ref, task).model
 
-    def meant(self, ref: str | None, task: Task | None = None) -> Meant:
+    def meant(self, ref: str | None, task: Task | None = None) -> Selection:
         """The model that `find` finds, with the other parts of its name: an alias, or a prompt
         behind a colon. ModelNotFound has the whole name."""
         if ref is None:
@@ -247,7 +247,7 @@ class Models:
                 param="model",
             )
         prompt_name = alias.prompt_name if prompt_name is None else prompt_name
-        return Meant(model, name, prompt_name, alias)
+        return Selection(model, name, prompt_name, alias)
 
     def _model_of(self, ref: str) -> Model:
         name, slash, version = ref.partition("/")

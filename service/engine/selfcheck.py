@@ -71,14 +71,14 @@ def same_bits(first: Sequence[NDArray[Any]], second: Sequence[NDArray[Any]]) -> 
     )
 
 
-class Computed(NamedTuple):
+class SequenceRows(NamedTuple):
     """Sequences, and the rows of each."""
 
     batch: Batch
     rows: list[Rows]
 
     @classmethod
-    def together(cls, engine: Engine, batch: Batch, num_together: int) -> "Computed":
+    def together(cls, engine: Engine, batch: Batch, num_together: int) -> "SequenceRows":
         """Computed in batches of so many neighbours, the last of which may have fewer; on all
         cores."""
         rows = list[Rows]()
@@ -89,12 +89,12 @@ class Computed(NamedTuple):
             rows += [part_rows.span(*span) for span in pairwise(part.offsets.tolist())]
         return cls(batch, rows)
 
-    def up_to(self, num_tokens: int) -> "Computed":
+    def up_to(self, num_tokens: int) -> "SequenceRows":
         """The sequences of at most so many tokens."""
         lengths = self.batch.lengths.tolist()
         chosen = [index for index, length in enumerate(lengths) if length <= num_tokens]
         batch = Batch.joined([(self.batch, index) for index in chosen])
-        return Computed(batch, [self.rows[index] for index in chosen])
+        return SequenceRows(batch, [self.rows[index] for index in chosen])
 
     def all_rows(self) -> Rows:
         """The rows of all sequences, end to end."""
@@ -102,7 +102,7 @@ class Computed(NamedTuple):
 
 
 def pairs(
-    engine: Engine, answers: Computed, paddings: Sequence[str], most_padded: float = math.inf
+    engine: Engine, answers: SequenceRows, paddings: Sequence[str], most_padded: float = math.inf
 ) -> Iterator[tuple[str, Rows, Rows]]:
     """Runs the sequences all together, each alone and those of up to most_padded tokens padded, on
     one thread. Yields two results that should have the same bits, after the message for bits that
@@ -124,7 +124,7 @@ def pairs(
 
 
 def unequal(
-    engine: Engine, answers: Computed, paddings: Sequence[str], most_padded: float = math.inf
+    engine: Engine, answers: SequenceRows, paddings: Sequence[str], most_padded: float = math.inf
 ) -> Iterator[str]:
     """A message for each of the `pairs` that differ."""
     for words, first, second in pairs(engine, answers, paddings, most_padded):

@@ -14,10 +14,9 @@ from addnorm.service.engine.engine import Engine
 from addnorm.service.engine.fingerprint import NUM_DIGITS
 from addnorm.service.engine.heads import KeptRows
 from addnorm.service.engine.manifest import Limits, Pooling
-from addnorm.service.engine.outputs import OUTPUTS, Pooled
-from addnorm.service.engine.outputs import Computed as ForOutputs
+from addnorm.service.engine.outputs import OUTPUTS, OutputInputs, Pooled
 from addnorm.service.engine.outputs.values import Array
-from addnorm.service.engine.selfcheck import Computed, sequences
+from addnorm.service.engine.selfcheck import SequenceRows, sequences
 
 # Kernels of processors differ above 16 keys, and where a length is no multiple of their lanes
 LENGTHS = (1, 2, 17, 65, 129, 257, 512)
@@ -31,13 +30,13 @@ TOGETHER = "of all together"  # in place of a length: all sequences in one reque
 Digests = Mapping[str, Mapping[str, str]]
 
 
-def compute(engine: Engine, limits: Limits) -> Computed:
+def compute(engine: Engine, limits: Limits) -> SequenceRows:
     """The sequences and their rows. LENGTHS are capped by the model's limit."""
     lengths = sorted({min(length, limits.max_positions) for length in LENGTHS})
-    return Computed.together(engine, sequences(limits, lengths), NUM_TOGETHER)
+    return SequenceRows.together(engine, sequences(limits, lengths), NUM_TOGETHER)
 
 
-def digests(bundle: Bundle, engine: Engine, answers: Computed) -> Digests:
+def digests(bundle: Bundle, engine: Engine, answers: SequenceRows) -> Digests:
     """Makes every tensor that requests for these sequences get, one by one and together, and takes
     its digest."""
     by_tensor = {"input_ids": {TOGETHER: _digest(answers.batch.tokens)}}
@@ -66,7 +65,7 @@ def digests(bundle: Bundle, engine: Engine, answers: Computed) -> Digests:
         )
         for length, batch, rows in (*alone, (TOGETHER, subset.batch, subset.all_rows())):
             padding, kept_rows = Padding(batch.lengths, None), KeptRows(rows, {})
-            value = output.make(ForOutputs(bundle, engine, batch, padding, kept_rows))
+            value = output.make(OutputInputs(bundle, engine, batch, padding, kept_rows))
             for tensor, array in value.tensors(name).items():
                 by_tensor.setdefault(tensor, {})[length] = _digest(array)
     return by_tensor

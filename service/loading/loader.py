@@ -13,7 +13,7 @@ from addnorm.service.engine.engine import OpenEngine
 from addnorm.service.engine.model import Model, Reproduction
 from addnorm.service.engine.names import read_aliases, read_pins
 from addnorm.service.engine.registry import WORDS, Models, Root
-from addnorm.service.engine.selfcheck import Computed, unequal
+from addnorm.service.engine.selfcheck import SequenceRows, unequal
 from addnorm.service.engine.session import runs_in_words
 from addnorm.service.errors import StartupError
 from addnorm.service.loading import folders
@@ -141,7 +141,7 @@ def _reproduction(model: Model, precision: str) -> Reproduction:
 
 
 def _check_invariance(
-    model: Model, precision: str, answers: Computed, most_padded: float = math.inf
+    model: Model, precision: str, answers: SequenceRows, most_padded: float = math.inf
 ) -> None:
     """StartupError if a sequence has other bits alone or co-batched, or one of up to most_padded
     tokens padded."""

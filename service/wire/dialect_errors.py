@@ -34,7 +34,7 @@ SENT: dict[int, tuple[str, ServiceError]] = {  # status -> what it means, and on
         ModelNotFound("model 'other' is not served here; served are: notebook", param="model"),
     ),
     406: (
-        "Accept asks for safetensors, which this route does not write.",
+        "The header accept requires safetensors, which this route does not write.",
         NotAcceptable(
             "Accept is 'application/vnd.safetensors': send one of application/json", param="accept"
         ),

@@ -16,7 +16,7 @@ from addnorm.service.asking.scheduler import Observer, Scheduler
 from addnorm.service.engine import heads
 from addnorm.service.engine.batch import Batch, Rows
 from addnorm.service.engine.manifest import Task
-from addnorm.service.engine.registry import Meant, Models
+from addnorm.service.engine.registry import Models, Selection
 from addnorm.service.engine.target import Run, Target
 from addnorm.service.errors import NotFinite, RunTimedOut, ServiceError
 from addnorm.service.server.wiring import build
@@ -364,7 +364,7 @@ def test_the_traceback_of_an_error_of_ours_names_its_request(
     few: Models, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(Models):
-        def meant(self, ref: str | None, task: Task | None = None) -> Meant:
+        def meant(self, ref: str | None, task: Task | None = None) -> Selection:
             raise TypeError("a mistake of ours")
 
     with (

@@ -171,7 +171,7 @@ def test_a_file_that_does_not_fit_is_named(
     words: str,
 ) -> None:
     a, b = vectors_file("a.parquet", *BAD[words]), vectors_file("b.parquet", VECTORS)
-    if "two vectors" in words:
+    if "different vectors" in words:
         vectors = [*VECTORS, NOISY[0]]
         pq.write_table(pq.read_table(a).set_column(1, "vector", [vectors]), a)
     assert words in refused(compare, capsys, b, a, texts)

@@ -19,7 +19,13 @@ from addnorm.service.dialects.operations import PROTOCOL as OPERATIONS
 from addnorm.service.engine.batch import Batch, Padding
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.outputs import OUTPUTS, OutputKinds
-from addnorm.service.engine.outputs.output import Asked, Computed, Output, Size, Strict
+from addnorm.service.engine.outputs.output import (
+    Output,
+    OutputInputs,
+    OutputParameters,
+    Size,
+    Strict,
+)
 from addnorm.service.engine.outputs.values import ByRow, Ragged
 from addnorm.service.engine.registry import Models
 from addnorm.service.server.wiring import build
@@ -49,7 +55,7 @@ class RowLengths(Output[ByRow]):
         return True
 
     @classmethod
-    def asked_for(cls, asked: Asked) -> "RowLengths":
+    def asked_for(cls, asked: OutputParameters) -> "RowLengths":
         return cls(asked.options.scale) if asked.options else cls()
 
     def width(self, bundle: Bundle) -> int:
@@ -59,7 +65,7 @@ class RowLengths(Output[ByRow]):
         RowLengths.num_lookups += 1
         return super().size(bundle, batch, padding)
 
-    def make(self, of: Computed) -> ByRow:
+    def make(self, of: OutputInputs) -> ByRow:
         lengths = np.linalg.norm(of.rows.activations, axis=1, keepdims=True)
         return self.laid_out(lengths * np.float32(self.scale), of)
 
@@ -67,7 +73,7 @@ class RowLengths(Output[ByRow]):
 class DependsOnBatch(RowLengths):
     """On what else is in it: no certificate may pass it."""
 
-    def make(self, of: Computed) -> ByRow:
+    def make(self, of: OutputInputs) -> ByRow:
         array = super().make(of)
         return Ragged([row / np.float32(of.batch.num_tokens) for row in array.rows])
 

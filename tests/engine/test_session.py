@@ -54,7 +54,7 @@ class OtherBits(Engine):
 def test_other_bits_on_all_cores_refuse_the_bundle(bundle: Bundle) -> None:
     right, wrong = (kind(bundle, "fp32", num_threads=2) for kind in (Engine, OtherBits))
     drawn = selfcheck.sequences(bundle.manifest.limits, (3, 5))
-    computed = (selfcheck.Computed.together(engine, drawn, 2) for engine in (right, wrong))
+    computed = (selfcheck.SequenceRows.together(engine, drawn, 2) for engine in (right, wrong))
     assert not list(selfcheck.unequal(right, next(computed), []))
     differences, *_ = selfcheck.unequal(wrong, next(computed), [])
     assert differences == "2 sequences on one thread differ from the same on all cores"

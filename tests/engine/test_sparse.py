@@ -10,7 +10,7 @@ from safetensors.numpy import load
 
 from addnorm.service.engine.batch import Batch, Floats, Padding, Rows, offsets_of
 from addnorm.service.engine.heads import KeptRows
-from addnorm.service.engine.outputs import Computed, Sparse, SparseVectors
+from addnorm.service.engine.outputs import OutputInputs, Sparse, SparseVectors
 from addnorm.service.errors import InvalidInput, NotFinite
 
 LENGTHS = (1, 300, 5, 200, 512, 2)  # heads run on 256 rows at a time
@@ -30,7 +30,7 @@ def made(
     sizes = np.array(lengths)
     batch = Batch(np.zeros(len(logits), np.int64), offsets_of(sizes[sizes > 0]))
     rows, padding = Rows(logits, logits, logits), Padding(sizes, None)
-    return Sparse(top_k).make(Computed(bundle, engine, batch, padding, KeptRows(rows, {})))
+    return Sparse(top_k).make(OutputInputs(bundle, engine, batch, padding, KeptRows(rows, {})))
 
 
 def drawn(num_rows: int, width: int) -> Floats:

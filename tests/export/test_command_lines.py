@@ -24,7 +24,7 @@ CHECKPOINT = "--checkpoint {texts}"
 ROWS = [
     (f"{PRESET} --name ../x", "name '../x'"),
     (f"{PRESET} --version 1", "version 1 of notebook: it already exists"),
-    (f"{PRESET} --version 0", "version 0 of notebook: 1 or more"),
+    (f"{PRESET} --version 0", "version 0 of notebook: it must be at least 1"),
     (f"{PRESET} --check", "--check applies to checkpoints, not to presets"),
     (f"{PRESET} --weights x", "--weights needs --module"),
     (
@@ -44,7 +44,7 @@ ROWS = [
     ("--checkpoint nowhere --check", "there is no folder nowhere"),
     (f"{CHECKPOINT} --check --ignore encoder", "weights do not fit: missing"),
     *(
-        (f"{CHECKPOINT} --max-length={length}", f"--max-length {length}: 3 to 16 for this model")
+        (f"{CHECKPOINT} --max-length={length}", f"--max-length is {length}, but must be 3 to 16")
         for length in (-1, 0, 2, 17)
     ),
     ("--module mine", "--module mine: write it as package.module:function"),

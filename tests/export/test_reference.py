@@ -87,7 +87,9 @@ def test_a_right_port_is_compared_with_its_module_which_stays_as_it_was(tmp_path
     )  # fmt: skip
     cases = {check["case"] for check in bundle.certificate["checks"]}
     assert {"reference, ragged", "reference, pads left", "reference, length 1"} <= cases
-    with pytest.raises(ExportError, match="own/1 was compared with the reference Encoder: name it"):
+    with pytest.raises(
+        ExportError, match="own/1 was compared with the reference Encoder: give the same"
+    ):
         verify_bundle(bundle.path, port(encoder, CONFIG))
     again = verify_bundle(bundle.path, port(encoder, CONFIG), reference=encoder)
     assert again.certificate == bundle.certificate
@@ -171,9 +173,12 @@ def _head(head: nn.Linear) -> dict[str, Tensor]:
             lambda ids: torch.zeros(1, ids.shape[1], 7),
             "answers with 7 numbers, but the activations have",
         ),
-        (lambda ids: torch.zeros(3, 3, 3), r"with the shape \[3, 3, 3\]: \[1, 3, width\] or"),
-        (lambda ids: torch.zeros(1, 3, 16).double(), "with torch.float64: a tensor of float32"),
-        (lambda ids: None, "with NoneType: a tensor"),
+        (
+            lambda ids: torch.zeros(3, 3, 3),
+            r"with the shape \[3, 3, 3\]: it must be \[1, 3, width\] or",
+        ),
+        (lambda ids: torch.zeros(1, 3, 16).double(), "with torch.float64: it must return a tensor"),
+        (lambda ids: None, "with NoneType: it must return a tensor"),
         (lambda ids: ids.nowhere, "fails on a sequence of 3 tokens: AttributeError"),
     ],
 )

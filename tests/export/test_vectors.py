@@ -137,8 +137,8 @@ def test_grpc_has_the_bits_of_json(client: httpx.Client, service: Service, raw: 
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({"input_ids": [[1, 2]]}, "input_ids has token ids, and series/1 takes vectors of 6 num"),
-        ({"inputs": [[[1.0, 2.0]]]}, "inputs has vectors of 2 numbers, and series/1 takes vectors"),
+        ({"input_ids": [[1, 2]]}, "input_ids has token ids, but series/1 takes vectors of 6 num"),
+        ({"inputs": [[[1.0, 2.0]]]}, "inputs has vectors of 2 numbers, but series/1 takes vectors"),
         ({"inputs": [[[1.0] * 6, [1.0]]]}, "inputs[0][1] has 1 numbers, inputs[0][0] has 6"),
         ({"inputs": [[[]]]}, "inputs[0][0] has 0 numbers"),
         ({"inputs": [[]]}, "inputs[0] is empty"),

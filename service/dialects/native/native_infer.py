@@ -16,7 +16,7 @@ from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.heads import Spans
 from addnorm.service.engine.manifest import InputRules, InputType, Pooling, Precision
 from addnorm.service.engine.outputs import OUTPUTS, Output, OutputKind, OutputKinds, Value
-from addnorm.service.engine.outputs.output import Asked
+from addnorm.service.engine.outputs.output import OutputParameters
 from addnorm.service.engine.outputs.values import VectorDType
 from addnorm.service.errors import InvalidInput, UnsupportedMediaType
 from addnorm.service.wire.codec import safetensors_body as tensors
@@ -314,7 +314,7 @@ async def infer_tensors(options: Options, arrays: Arrays, ask: Ask, tools: Tools
 
 def _want(ask: Ask, options: Options, token_spans: Spans | None, kinds: Kinds) -> None:
     dtype, rules = _vector_dtype(options), options.rules(ask.model.bundle)
-    common = Asked(None, options.pooling, options.normalize, dtype, token_spans, rules)
+    common = OutputParameters(None, options.pooling, options.normalize, dtype, token_spans, rules)
     outputs = list[Output[Value]]()
     for name, kind in kinds.items():
         kind_options = getattr(options, name) if kind.options else None

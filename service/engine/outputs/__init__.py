@@ -9,7 +9,7 @@ from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.outputs.as_it_is import AsItIs
 from addnorm.service.engine.outputs.lens import Attentions, HiddenStates
 from addnorm.service.engine.outputs.logits import Logits, LogitsAt, TopLogits
-from addnorm.service.engine.outputs.output import Computed, Output
+from addnorm.service.engine.outputs.output import Output, OutputInputs
 from addnorm.service.engine.outputs.per_token import Activations, NormStatistics, TokenVectors
 from addnorm.service.engine.outputs.pooled import Pooled
 from addnorm.service.engine.outputs.prompt_logprobs import PromptLogprobs, ScoredPrompts
@@ -22,13 +22,13 @@ __all__ = [
     "Activations",
     "AsItIs",
     "Attentions",
-    "Computed",
     "DType",
     "HiddenStates",
     "Logits",
     "LogitsAt",
     "NormStatistics",
     "Output",
+    "OutputInputs",
     "OutputKind",
     "OutputKinds",
     "Pooled",

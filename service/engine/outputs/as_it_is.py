@@ -8,7 +8,7 @@ import numpy as np
 from addnorm.service.engine.batch import Batch, Padding
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.manifest import OwnTensor, Pick
-from addnorm.service.engine.outputs.output import Computed, Output, Size
+from addnorm.service.engine.outputs.output import Output, OutputInputs, Size
 from addnorm.service.engine.outputs.values import ByRow, Dense, Parts, by_token
 
 
@@ -62,7 +62,7 @@ class AsItIs(Output[ByRow | Parts]):
         size = super().size(bundle, batch, padding)
         return size._replace(num_values=num_values, num_pads=num_pads)
 
-    def make(self, inputs: Computed) -> ByRow | Parts:
+    def make(self, inputs: OutputInputs) -> ByRow | Parts:
         by_name, begin, tensors = dict[str, ByRow](), 0, self._own_tensors(inputs.bundle)
         for tensor in inputs.bundle.manifest.as_it_is or ():
             columns = slice(begin, begin := begin + tensor.width)

@@ -16,7 +16,13 @@ from addnorm.service.engine.bundle import LENS, Bundle
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.heads import check_finite
 from addnorm.service.engine.manifest import Pick
-from addnorm.service.engine.outputs.output import Asked, Computed, Output, Size, Strict
+from addnorm.service.engine.outputs.output import (
+    Output,
+    OutputInputs,
+    OutputParameters,
+    Size,
+    Strict,
+)
 from addnorm.service.engine.outputs.values import ByLayer, ByRow, Dense, Ragged, by_token
 from addnorm.service.errors import InvalidInput
 
@@ -117,7 +123,7 @@ class HiddenStates(LensOutput):
     options = HiddenStatesOptions
 
     @classmethod
-    def asked_for(cls, request: Asked) -> "HiddenStates":
+    def asked_for(cls, request: OutputParameters) -> "HiddenStates":
         return cls(_numbers(request.options.layers)) if request.options else cls()
 
     def num_layers(self, bundle: Bundle) -> int:
@@ -126,7 +132,7 @@ class HiddenStates(LensOutput):
     def width(self, bundle: Bundle) -> int:
         return len(self.shown_layers(bundle)) * bundle.manifest.d_model
 
-    def make(self, inputs: Computed) -> ByLayer:
+    def make(self, inputs: OutputInputs) -> ByLayer:
         layers, rows = self.shown_layers(inputs.bundle), list[list[Floats]]()
         for index in range(len(inputs.batch)):
             view = inputs.engine.see(inputs.batch.sequence(index), hidden_layers=layers)
@@ -152,7 +158,7 @@ class Attentions(LensOutput):
     heads: tuple[int, ...] | None = None
 
     @classmethod
-    def asked_for(cls, request: Asked) -> "Attentions":
+    def asked_for(cls, request: OutputParameters) -> "Attentions":
         options = request.options or AttentionsOptions()
         return cls(_numbers(options.layers), _numbers(options.heads))
 
@@ -179,7 +185,7 @@ class Attentions(LensOutput):
         size, width = super().size(bundle, batch, padding), self.width(bundle)
         return size._replace(num_values=num_pairs * width, num_pads=num_pads * width)
 
-    def make(self, inputs: Computed) -> ByLayer:
+    def make(self, inputs: OutputInputs) -> ByLayer:
         layers, heads = self.shown_layers(inputs.bundle), self.shown_heads(inputs.bundle)
         maps = list[list[Floats]]()
         for index in range(len(inputs.batch)):

@@ -12,7 +12,14 @@ from addnorm.service.engine.batch import Batch, Ints, Padding
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.heads import HeadRows, run_head, top_k
 from addnorm.service.engine.manifest import Pick
-from addnorm.service.engine.outputs.output import Asked, Computed, Output, Size, Strict, Value_co
+from addnorm.service.engine.outputs.output import (
+    Output,
+    OutputInputs,
+    OutputParameters,
+    Size,
+    Strict,
+    Value_co,
+)
 from addnorm.service.engine.outputs.values import NO_TOKEN, ByRow, Dense, TopK, Value
 from addnorm.service.errors import InvalidInput
 
@@ -66,7 +73,7 @@ class LogitsOutput(Output[Value_co]):
 @dataclass(frozen=True, eq=False)
 class Logits(LogitsOutput[ByRow]):
     @classmethod
-    def asked_for(cls, request: Asked) -> Output[Value]:
+    def asked_for(cls, request: OutputParameters) -> Output[Value]:
         options: LogitsOptions | None = request.options
         if options is None:
             return Logits()
@@ -86,7 +93,7 @@ class Logits(LogitsOutput[ByRow]):
     def remedy(self) -> str:
         return 'ask for "outputs": ["activations"], or "logits": {"top_k": 5}'
 
-    def make(self, inputs: Computed) -> ByRow:
+    def make(self, inputs: OutputInputs) -> ByRow:
         return self._run_head(inputs)
 
 
@@ -102,7 +109,7 @@ class LogitsAt(LogitsOutput[Dense]):
         num_values = num_rows * self.width(bundle)
         return size._replace(num_rows=num_rows, num_values=num_values, num_pads=0)
 
-    def make(self, inputs: Computed) -> Dense:
+    def make(self, inputs: OutputInputs) -> Dense:
         rows = HeadRows.at(self.tokens, inputs.rows.activations, inputs.batch)
         return Dense(run_head(inputs.engine, self.name, rows, self.width(inputs.bundle)))
 
@@ -130,7 +137,7 @@ class TopLogits(LogitsOutput[TopK]):
         """Sorting the likeliest tokens takes longer for a larger k."""
         return self.name, self.top_k.bit_length()
 
-    def make(self, inputs: Computed) -> TopK:
+    def make(self, inputs: OutputInputs) -> TopK:
         rows = inputs.head_rows(self.pick(inputs.bundle))
         token_ids, logprobs = top_k(inputs.engine, rows, self.top_k)
         return TopK(self.laid_out(token_ids, inputs, NO_TOKEN), self.laid_out(logprobs, inputs))

@@ -44,7 +44,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-class Asked(NamedTuple):
+class OutputParameters(NamedTuple):
     """The parts of a request that decide its outputs.
 
     options: the value under the output's name, as its class `Output.options`. rules: of the
@@ -81,7 +81,7 @@ class Size(NamedTuple):
         return self.num_values * of_number + self.num_pads * JSON_BYTES_PER_PAD
 
 
-class Computed(NamedTuple):
+class OutputInputs(NamedTuple):
     """Inputs of the outputs of one request: `Output.make` takes them."""
 
     bundle: Bundle
@@ -147,14 +147,14 @@ class Output(Generic[Value_co]):
         return (cls.name,) if cls.options else ()
 
     @classmethod
-    def asked_for(cls, request: Asked) -> "Output[Value]":
+    def asked_for(cls, request: OutputParameters) -> "Output[Value]":
         """The output with the options of a request."""
         return cls()
 
     @classmethod
     def of_options(cls, options: Mapping[str, Any]) -> "Output[Value]":
         """The output with the options that a request has under its name, and nothing else."""
-        return cls.asked_for(Asked(cls.options(**options) if cls.options else None))
+        return cls.asked_for(OutputParameters(cls.options(**options) if cls.options else None))
 
     @classmethod
     def compared_options(cls, bundle: Bundle, num_tokens: int) -> Mapping[str, Any]:
@@ -229,18 +229,18 @@ class Output(Generic[Value_co]):
         """Requests with equal ones take the same time for each row."""
         return self.name
 
-    def make(self, inputs: Computed) -> Value_co:
+    def make(self, inputs: OutputInputs) -> Value_co:
         """Makes the value in the caller's layout, with a `checkpoint()` after each piece of some
         milliseconds. NotFinite if a number is not."""
         raise NotImplementedError
 
-    def laid_out(self, values: Array, inputs: Computed, fill: float = 0.0) -> ByRow:
+    def laid_out(self, values: Array, inputs: OutputInputs, fill: float = 0.0) -> ByRow:
         """Values of its rows in the caller's layout, with `fill` at pads."""
         if self.pick(inputs.bundle) == "every":
             return by_token(inputs.padding, values, fill)
         return Dense(inputs.padding.scatter_rows(values, fill))
 
-    def _run_head(self, inputs: Computed) -> ByRow:
+    def _run_head(self, inputs: OutputInputs) -> ByRow:
         """The head's answer to its rows, in the caller's layout."""
         rows = inputs.head_rows(self.pick(inputs.bundle))
         values = run_head(inputs.engine, self.name, rows, self.width(inputs.bundle))

@@ -12,7 +12,7 @@ from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.heads import TOKEN_VECTORS, unit
 from addnorm.service.engine.manifest import InputRules
-from addnorm.service.engine.outputs.output import Asked, Computed, Output, Size
+from addnorm.service.engine.outputs.output import Output, OutputInputs, OutputParameters, Size
 from addnorm.service.engine.outputs.small_numbers import DIMENSIONS, check_ranges, to_dtype
 from addnorm.service.engine.outputs.values import ByRow, Parts, Ragged, VectorDType, by_token
 
@@ -28,7 +28,7 @@ class Activations(Output[ByRow]):
     def is_of(cls, bundle: Bundle) -> bool:
         return bundle.rows_are_tokens
 
-    def make(self, inputs: Computed) -> ByRow:
+    def make(self, inputs: OutputInputs) -> ByRow:
         return by_token(inputs.padding, inputs.rows.activations)
 
 
@@ -54,7 +54,7 @@ class NormStatistics(Output[Parts]):
     def width(self, bundle: Bundle) -> int:
         return 2 * bundle.manifest.n_norms
 
-    def make(self, inputs: Computed) -> Parts:
+    def make(self, inputs: OutputInputs) -> Parts:
         parts = {"mean": inputs.rows.norm_mean, "rstd": inputs.rows.norm_rstd}
         return Parts({part: by_token(inputs.padding, values) for part, values in parts.items()})
 
@@ -71,7 +71,7 @@ class TokenVectors(Output[ByRow]):
     dtype: VectorDType = "float32"
 
     @classmethod
-    def asked_for(cls, request: Asked) -> "TokenVectors":
+    def asked_for(cls, request: OutputParameters) -> "TokenVectors":
         if request.rules is None:
             return TokenVectors(request.normalize, request.dtype)
         return SomeTokenVectors(request.normalize, request.dtype, request.rules)
@@ -90,10 +90,10 @@ class TokenVectors(Output[ByRow]):
     def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
         return super().size(bundle, batch, padding)._replace(needs=TOKEN_VECTORS)
 
-    def make(self, inputs: Computed) -> ByRow:
+    def make(self, inputs: OutputInputs) -> ByRow:
         return self.laid_out(self._numbers(self.vectors(inputs), inputs.bundle), inputs)
 
-    def vectors(self, inputs: Computed) -> Floats:
+    def vectors(self, inputs: OutputInputs) -> Floats:
         """The vector of every token `[num_tokens, width]`."""
         vectors = inputs.token_vectors(inputs.bundle.width(self.name))
         checkpoint()
@@ -115,7 +115,7 @@ class SomeTokenVectors(TokenVectors):
         size = super().size(bundle, batch, padding)
         return size._replace(num_values=num_vectors * self.width(bundle), num_pads=0)
 
-    def make(self, inputs: Computed) -> Ragged:
+    def make(self, inputs: OutputInputs) -> Ragged:
         batch, padding = inputs.batch, inputs.padding
         counts = with_vectors(batch, self.rules)
         lengths = np.zeros(len(padding.lengths), np.int64)

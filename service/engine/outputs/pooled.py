@@ -11,7 +11,13 @@ from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.heads import HeadRows, Spans, run_head, unit
 from addnorm.service.engine.manifest import Pooling
-from addnorm.service.engine.outputs.output import Asked, Computed, Output, Size, Value_co
+from addnorm.service.engine.outputs.output import (
+    Output,
+    OutputInputs,
+    OutputParameters,
+    Size,
+    Value_co,
+)
 from addnorm.service.engine.outputs.small_numbers import (
     DIMENSIONS,
     check_ranges,
@@ -77,7 +83,7 @@ class VectorsOutput(Output[Value_co]):
         dimensions = self.dimensions or bundle.width(self.name)
         return sum(-(-dimensions // DIMENSIONS[dtype]) for dtype in self.dtypes)
 
-    def _vectors(self, rows: HeadRows, inputs: Computed) -> Floats:
+    def _vectors(self, rows: HeadRows, inputs: OutputInputs) -> Floats:
         """Vectors of the pooled rows, `[n, w]`."""
         vectors = rows.activations
         if self.name in inputs.bundle.manifest.heads:
@@ -92,7 +98,7 @@ class Pooled(VectorsOutput[Dense]):
     """A vector for each sequence; 0 for rows of pads only in any dtype."""
 
     @classmethod
-    def asked_for(cls, request: Asked) -> Output[Value]:
+    def asked_for(cls, request: OutputParameters) -> Output[Value]:
         if request.spans is None:
             return Pooled(request.pooling, request.normalize, dtypes=(request.dtype,))
         dtypes, spans = (request.dtype,), request.spans
@@ -104,7 +110,7 @@ class Pooled(VectorsOutput[Dense]):
         manifest = bundle.manifest
         return Pooled(normalize=manifest.normalize or manifest.similarity == "cosine")
 
-    def make(self, inputs: Computed) -> Dense:
+    def make(self, inputs: OutputInputs) -> Dense:
         vectors = self._vectors(inputs.head_rows(self.pick(inputs.bundle)), inputs)
         ranges = inputs.bundle.manifest.vector_ranges
         return Dense(inputs.padding.scatter_rows(to_dtype(vectors, self.dtypes[0], ranges)))
@@ -121,7 +127,7 @@ class PooledSpans(VectorsOutput[Ragged]):
         num_values = num_rows * self.width(bundle)
         return size._replace(needs="every", num_rows=num_rows, num_values=num_values, num_pads=0)
 
-    def make(self, inputs: Computed) -> Ragged:
+    def make(self, inputs: OutputInputs) -> Ragged:
         rows = HeadRows.pooled_in(self.spans, self.pick(inputs.bundle), inputs.rows, inputs.batch)
         vectors, ranges = self._vectors(rows, inputs), inputs.bundle.manifest.vector_ranges
         ends = self.spans.lengths.cumsum()[:-1]
@@ -133,7 +139,7 @@ class PooledSpans(VectorsOutput[Ragged]):
 class PooledByDType(VectorsOutput[Parts]):
     """The same vectors in several dtypes, which name the parts."""
 
-    def make(self, inputs: Computed) -> Parts:
+    def make(self, inputs: OutputInputs) -> Parts:
         vectors = self._vectors(inputs.head_rows(self.pick(inputs.bundle)), inputs)
         ranges = inputs.bundle.manifest.vector_ranges
         by_dtype = {dtype: to_dtype(vectors, dtype, ranges) for dtype in self.dtypes}

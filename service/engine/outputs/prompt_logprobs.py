@@ -10,7 +10,7 @@ import numpy as np
 from addnorm.service.engine.batch import Floats, Ints
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.heads import check_finite, token_logprobs
-from addnorm.service.engine.outputs.output import Computed, Output, Value_co
+from addnorm.service.engine.outputs.output import Output, OutputInputs, Value_co
 from addnorm.service.engine.outputs.values import NO_TOKEN, Array, ByRow, TopK, Value
 
 
@@ -67,7 +67,7 @@ class PromptOutput(Output[Value_co]):
     def width(self, bundle: Bundle) -> int:
         return 1
 
-    def _logprobs(self, inputs: Computed, top_k: int) -> tuple[ByRow, Ints, Floats]:
+    def _logprobs(self, inputs: OutputInputs, top_k: int) -> tuple[ByRow, Ints, Floats]:
         """Log-probabilities of the tokens; and the most likely tokens after each, their ids and
         log-probabilities `[n, k]`."""
         rows = inputs.head_rows("every")
@@ -84,7 +84,7 @@ class PromptOutput(Output[Value_co]):
 
 @dataclass(frozen=True, eq=False)
 class PromptLogprobs(PromptOutput[Logprobs]):
-    def make(self, inputs: Computed) -> Logprobs:
+    def make(self, inputs: OutputInputs) -> Logprobs:
         logprobs, *_ = self._logprobs(inputs, 0)
         return Logprobs(logprobs)
 
@@ -102,7 +102,7 @@ class ScoredPrompts(PromptOutput[Scored]):
     def cost(self) -> Hashable:
         return self.name, self.top_k.bit_length()
 
-    def make(self, inputs: Computed) -> Scored:
+    def make(self, inputs: OutputInputs) -> Scored:
         logprobs, token_ids, best = self._logprobs(inputs, self.top_k)
         return Scored(
             logprobs, TopK(self.laid_out(token_ids, inputs, NO_TOKEN), self.laid_out(best, inputs))

@@ -17,7 +17,13 @@ from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.engine import Engine
 from addnorm.service.engine.heads import HeadRows, chunks, run_head
 from addnorm.service.engine.manifest import InputType
-from addnorm.service.engine.outputs.output import Asked, Computed, Output, Size, Strict
+from addnorm.service.engine.outputs.output import (
+    Output,
+    OutputInputs,
+    OutputParameters,
+    Size,
+    Strict,
+)
 from addnorm.service.engine.outputs.values import SparseVectors
 from addnorm.service.errors import InvalidInput
 
@@ -66,7 +72,7 @@ class Sparse(Output[SparseVectors]):
         return "sparse" in bundle.tasks
 
     @classmethod
-    def asked_for(cls, request: Asked) -> "Sparse":
+    def asked_for(cls, request: OutputParameters) -> "Sparse":
         return cls(request.options.top_k if request.options else None)
 
     @classmethod
@@ -102,7 +108,7 @@ class Sparse(Output[SparseVectors]):
             return Size("every", batch.num_tokens, num_values, 0, TOKEN_WEIGHTS, 1)
         return super().size(bundle, batch, padding)._replace(num_values=num_values, num_pads=0)
 
-    def make(self, inputs: Computed) -> SparseVectors:
+    def make(self, inputs: OutputInputs) -> SparseVectors:
         if self.inference_free or has_weights(inputs.bundle):
             return self._laid_out([*self._of_weights(inputs)], inputs)
         width, limit = self.width(inputs.bundle), self.max_entries(inputs.bundle, inputs.batch)
@@ -124,7 +130,7 @@ class Sparse(Output[SparseVectors]):
             checkpoint()
         return self._laid_out(vectors, inputs)
 
-    def _of_weights(self, inputs: Computed) -> Iterator[tuple[Ints, Floats]]:
+    def _of_weights(self, inputs: OutputInputs) -> Iterator[tuple[Ints, Floats]]:
         """The largest weight of each token of a sequence. A weight of 0 is no entry."""
         tokens, offsets = inputs.batch.tokens, inputs.batch.offsets[1:-1]
         if self.inference_free:
@@ -143,7 +149,9 @@ class Sparse(Output[SparseVectors]):
             yield indices[chosen], largest[chosen]
             checkpoint()
 
-    def _laid_out(self, vectors: Sequence[tuple[Ints, Floats]], inputs: Computed) -> SparseVectors:
+    def _laid_out(
+        self, vectors: Sequence[tuple[Ints, Floats]], inputs: OutputInputs
+    ) -> SparseVectors:
         """Indices and values of each sequence, in the caller's layout."""
         sequences = iter(vectors)
         no_entries = np.empty(0, np.int64), np.empty(0, np.float32)
