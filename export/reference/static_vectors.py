@@ -260,7 +260,12 @@ def _sentence_transformers(
 
 
 def _model2vec(words: Texts, tensors: Mapping[str, Tensor], normalizes: bool) -> AuthorsVectors:
-    """StaticModel.encode of model2vec 0.10, but for a text that it cuts by characters first."""
+    """StaticModel.encode of model2vec 0.10, but for a text that it cuts by characters first.
+    CheckpointError for other tensors."""
+    if "embeddings" not in tensors:
+        raise CheckpointError(
+            f"a folder of model2vec has embeddings, this has {', '.join(tensors)}"
+        )
     numbers = {name: tensor.float().numpy() for name, tensor in tensors.items()}
     rows, weights = numbers["embeddings"], numbers.get("weights")
     places = tensors["mapping"].numpy() if "mapping" in tensors else np.arange(len(rows))

@@ -143,9 +143,7 @@ def load_checkpoint(
             head.linear.weight = model.tokens.weight  # one copy in memory
     family_fields = lists.Fields(family.fields, family.no_effect)
     unread = lists.CONFIG.list_unread(family_fields.list_unread(fields))
-    stored = [weights, *(layer.stored for layers in authors.dense.values() for layer in layers)]
-    if authors.router:
-        stored.append(authors.router.stored)
+    stored = [weights, *authors.stored]
     return Checkpoint(
         model=model.eval(),
         model_type=str(name_of(fields)),

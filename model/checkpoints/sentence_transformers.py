@@ -423,6 +423,12 @@ class SentenceTransformers:
     router: Router | None = None
     unread: tuple[str, ...] = ()
 
+    @property
+    def stored(self) -> list[weights.Weights]:
+        """The weights beside the transformer's."""
+        parts = [layer.stored for layers in self.dense.values() for layer in layers]
+        return [*parts, self.router.stored] if self.router else parts
+
     def arguments(self, name: str) -> Mapping[str, Any]:
         """Settings for a class of transformers. name: of FORMER. CheckpointError if they are no
         object."""
