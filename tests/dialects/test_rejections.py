@@ -610,7 +610,7 @@ TABLES: list[tuple[Any, str, dict[str, Any], list[Any]]] = [
     (HUB, "/hf/tagger", {}, [
         ({"inputs": 3}, "", "inputs: Input should be a text"),
         ({"inputs": "a", "parameters": {"top_k": 3}}, "", "parameters.top_k is set"),
-        ({"inputs": "a", "parameters": {"targets": ["b"]}}, "", "...has no effect for what is"),
+        ({"inputs": "a", "parameters": {"targets": ["b"]}}, "", "...has no effect for the task"),
         ({"inputs": "a", "normalize": True, "parameters": {"top_k": 1}}, "", "...no effect"),
     ]),
     (HUB, "/hf/embedder", {}, [

@@ -115,7 +115,7 @@ CHANGES: list[tuple[Callable[[Path, Signer], object], str, str]] = [
     (lambda b, _: [(b / ".git").mkdir(), (b / ".git" / "x").write_bytes(b"")],
      ".git/x is not among the files that were signed", COPY),
     (lambda b, _: (b / "logits.onnx").unlink(), "logits.onnx was signed and is missing", COPY),
-    (lambda b, _: flip(b / "model.sig"), "model.sig is ", ""),
+    (lambda b, _: flip(b / "model.sig"), "model.sig ", ""),
     # it takes no place on the disk
     (lambda b, _: os.truncate(b / "model.sig", 2**40),
      "model.sig has 1099511627776 bytes, the limit is 1048576", UNSET),
