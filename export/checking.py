@@ -69,8 +69,10 @@ def findings(source: Source) -> Iterator[str]:
     norm_words = "normalized" if source.facts["normalize"] else "not normalized"
     yield f"pooling: {POOLINGS[source.facts['pooling']]}, {norm_words}"
     if loaded:
-        default = loaded.default_prompt_name
-        prompts = _shorten([f"{name} {prompt!r}" for name, prompt in loaded.prompts.items()])
+        default = loaded.authors.default_prompt_name
+        prompts = _shorten(
+            [f"{name} {prompt!r}" for name, prompt in loaded.authors.prompts.items()]
+        )
         prompts += f"; {default} if a request has none" if default else ""
         yield f"prompts: {prompts or 'none'}"
     texts = source.texts
@@ -111,8 +113,8 @@ def not_served(source: Source) -> Iterator[str]:
             "scores of pairs: the authors' scores are the logits (Identity): request them with"
             " raw_scores"
         )
-    if loaded and loaded.similarity != "cosine":
-        yield f"similarity: {loaded.similarity}"
+    if loaded and loaded.authors.similarity != "cosine":
+        yield f"similarity: {loaded.authors.similarity}"
 
 
 def _shorten(names: Sequence[str]) -> str:

@@ -146,22 +146,22 @@ def checkpoint(folder: Path, wishes: Wishes = NO_WISHES) -> Source:
         **wishes.recorded(),
     }
     facts = {
-        "pooling": loaded.pooling,
-        "normalize": loaded.normalize,
+        "pooling": loaded.authors.pooling,
+        "normalize": loaded.authors.normalize,
         "labels": loaded.labels,
         "multi_label": loaded.problem_type == "multi_label_classification",
-        "prompts": loaded.prompts,
-        "default_prompt_name": loaded.default_prompt_name,
+        "prompts": loaded.authors.prompts,
+        "default_prompt_name": loaded.authors.default_prompt_name,
     }
     refuse_one_tag(loaded.labels, _has_tags(loaded.model.config), "--labels none")
     if loaded.problem_type == "regression":
         facts["regression"] = True
-    if loaded.similarity != "cosine":
-        facts["similarity"] = loaded.similarity
-    if loaded.mean_max_sim:
+    if loaded.authors.similarity != "cosine":
+        facts["similarity"] = loaded.authors.similarity
+    if loaded.authors.mean_max_sim:
         facts["mean_max_sim"] = True
-    if loaded.sparse_activation != "relu":
-        facts["sparse_activation"] = loaded.sparse_activation
+    if loaded.authors.sparse_activation != "relu":
+        facts["sparse_activation"] = loaded.authors.sparse_activation
     config = loaded.model.config
     words = texts.read_for(folder, config.vocab_size, config.max_positions, wishes)
     if wishes.max_length is not None:

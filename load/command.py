@@ -280,22 +280,9 @@ def table(figures: Mapping[str, object]) -> str:
     return "\n".join(lines)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="addnorm load",
-        description="Load-tests a server, checks every answer and prints a table.",
-        epilog="Example: addnorm load --bundle bundles/all-minilm-l6-v2/1 --model "
-        "all-minilm-l6-v2 --seconds 5",
-    )
+def _add_repetition(parser: argparse.ArgumentParser) -> None:
+    """The share of the profile's sequences that repeats, and how much of it is computed alone."""
     add = parser.add_argument
-    add("--url", default="http://127.0.0.1:8000", help="address of the server")
-    of_bundle = (
-        "the served bundle, <bundles>/<name>/<version>; required unless --target or --beside"
-        " is given"
-    )
-    add("--bundle", type=Path, help=of_bundle)
-    add("--profile", choices=PROFILES, default="small", help="lengths and number of the sequences")
-    # the share of the profile's sequences that repeats, and how much of it is computed alone
     of_zipf = (
         "repeat sequences: draw each from a pool, the i-th with probability proportional to"
         " i^-EXPONENT"
@@ -317,6 +304,24 @@ def _parser() -> argparse.ArgumentParser:
         " sequence, check only that its answers are equal"
     )
     add("--most-alone", type=_positive, metavar="N", help=alone)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="addnorm load",
+        description="Load-tests a server, checks every answer and prints a table.",
+        epilog="Example: addnorm load --bundle bundles/all-minilm-l6-v2/1 --model "
+        "all-minilm-l6-v2 --seconds 5",
+    )
+    add = parser.add_argument
+    add("--url", default="http://127.0.0.1:8000", help="address of the server")
+    of_bundle = (
+        "the served bundle, <bundles>/<name>/<version>; required unless --target or --beside"
+        " is given"
+    )
+    add("--bundle", type=Path, help=of_bundle)
+    add("--profile", choices=PROFILES, default="small", help="lengths and number of the sequences")
+    _add_repetition(parser)
     of_callers = "number of concurrent callers; with --rate the largest number of connections"
     add("--concurrency", type=_positive, default=8, help=of_callers)
     of_rate = "open loop: Poisson arrivals per second; latency is measured from the scheduled time"

@@ -19,7 +19,7 @@ def tasks(
     tokenizer: Any,
     vocab_size: int,
 ) -> dict[str, Callable[[Any], Tensor]]:
-    """By task what FlagEmbedding answers to a text. read: a text -> its ids `[S]`, its hidden
+    """FlagEmbedding's answers to a text, by task. read: a text -> its ids `[S]`, its hidden
     states `[S, d]`."""
     layers = {
         output: torch.load(folder / name, weights_only=True, map_location="cpu")

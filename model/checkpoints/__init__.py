@@ -76,23 +76,17 @@ class Checkpoint:
     """A folder's model and settings, read."""
 
     model: Transformer
+    authors: SentenceTransformers  # the settings around the model
     model_type: str
     head: str | None  # the class of transformers that it is of
     labels: tuple[str, ...] | None  # of the logits, in order; None: they have no names
     problem_type: str | None  # of PROBLEMS: what follows the logits
-    pooling: str  # of sentence-transformers' Pooling, else mean
-    normalize: bool  # sentence-transformers' modules.json ends in Normalize
     unused: list[str]  # keys, and prefixes ending in ".", that the forward does not use
     files: tuple[Path, ...]  # of weights, that were read
     dtypes: tuple[str, ...]  # of the stored weights
     folder: Path  # of config.json and the weights: that given, or one in it
     fields: Raw  # of config.json, and what sentence-transformers sets in them
-    prompts: Mapping[str, str] = field(default_factory=dict)  # put before texts, by name
-    default_prompt_name: str | None = None
-    similarity: str = "cosine"  # what its authors compare two vectors by
-    mean_max_sim: bool = False  # whether MaxSim is divided by the number of a query's vectors
     activation: str = SCORED[0]  # of SCORED: what its authors make the scores of pairs with
-    sparse_activation: str = "relu"  # of logits, before log(1 + x) makes sparse vectors of them
     unread: tuple[str, ...] = ()  # fields of its files that are not known, as FILE: NAME
     beside: tuple[str, ...] = ()  # files that are not served, with what they are
 
@@ -146,22 +140,16 @@ def load_checkpoint(
     stored = [weights, *authors.stored]
     return Checkpoint(
         model=model.eval(),
+        authors=authors,
         model_type=str(name_of(fields)),
         head=table.classes[0] if table else None,
         labels=names,
         problem_type=problem_type_of(fields),
-        pooling=authors.pooling,
-        normalize=authors.normalize,
         unused=unused,
         files=tuple(file for part in stored for file in part.files),
         dtypes=tuple(sorted({dtype for part in stored for dtype in part.dtypes})),
         folder=body,
         fields=fields,
-        prompts=authors.prompts,
-        default_prompt_name=authors.default_prompt_name,
-        similarity=authors.similarity,
-        mean_max_sim=authors.mean_max_sim,
-        sparse_activation=authors.sparse_activation,
         activation=_activation(authors, fields, config),
         unread=(*(f"config.json: {name}" for name in unread), *authors.unread),
         beside=tuple(f"{file} ({BESIDE[file]})" for file in BESIDE if (folder / file).is_file()),

@@ -93,7 +93,7 @@ def read_dense(folder: Path) -> Dense:
 
 
 def read_flag_heads(folder: Path) -> dict[str, Dense]:
-    """By output the heads that FlagEmbedding adds to bge-m3 (arXiv:2402.03216, section 3.2).
+    """The heads that FlagEmbedding adds to bge-m3, by output (arXiv:2402.03216, section 3.2).
     CheckpointError if they are no linear layers."""
     heads = dict[str, Dense]()
     for name, output in FLAG_HEADS.items():

@@ -42,7 +42,12 @@ def folder(tmp_path: Path) -> Path:
 def test_first_releases_names_of_the_norms_are_known(folder: Path) -> None:
     """They list positions among the weights too."""
     loaded, weights = load_checkpoint(folder), load_file(folder / "model.safetensors")
-    assert (loaded.pooling, loaded.normalize, [*loaded.model.heads]) == ("mean", False, [])
+    authors = loaded.authors
+    assert (authors.pooling, authors.normalize, [*loaded.model.heads]) == ("mean", False, [])
+        "mean",
+        False,
+        [],
+    )
     assert loaded.unused == ["pooler.dense.bias", "pooler.dense.weight"]
     norm = "LayerNorm."
     old = {

@@ -189,7 +189,7 @@ def test_of_an_embedder_the_body_alone_is_read(tmp_path: Path, class_name: str, 
     write_settings(folder / "1_Pooling", pooling_mode="cls", embedding_dimension=36)
     checkpoint = load_checkpoint(folder)
     assert (checkpoint.head, len(checkpoint.model.heads)) == (None, 0)
-    assert (checkpoint.pooling, checkpoint.normalize) == ("first", True)
+    assert (checkpoint.authors.pooling, checkpoint.authors.normalize) == ("first", True)
     assert any(key.startswith(head) for key in checkpoint.unused)
 
 

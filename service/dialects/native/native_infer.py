@@ -86,7 +86,7 @@ class Options(Named):
         return None if self.outputs is None else tuple(self.outputs)
 
     def rules(self, bundle: Bundle) -> InputRules | None:
-        """Those of the input type, which leave tokens out of token_vectors; None: all have one."""
+        """Rules of the input type, which leave tokens out of token_vectors; None: all have one."""
         return None
 
 

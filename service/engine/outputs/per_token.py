@@ -106,7 +106,7 @@ class TokenVectors(Output[ByRow]):
 
 @dataclass(frozen=True, eq=False)
 class SomeTokenVectors(TokenVectors):
-    """Those that count for an input type."""
+    """Vectors of the tokens that count for an input type."""
 
     rules: InputRules = NO_RULES
 
