@@ -44,10 +44,6 @@ def test_first_releases_names_of_the_norms_are_known(folder: Path) -> None:
     loaded, weights = load_checkpoint(folder), load_file(folder / "model.safetensors")
     authors = loaded.authors
     assert (authors.pooling, authors.normalize, [*loaded.model.heads]) == ("mean", False, [])
-        "mean",
-        False,
-        [],
-    )
     assert loaded.unused == ["pooler.dense.bias", "pooler.dense.weight"]
     norm = "LayerNorm."
     old = {
