@@ -88,7 +88,7 @@ def _attentions(graph: Graph) -> Iterator[tuple[int, NodeProto, GraphProto]]:
 
 
 def _exponential(body: GraphProto) -> tuple[NodeProto, bool]:
-    """The exponential of the scores, and whether a mask was added to them after they were scaled."""
+    """The exponential of the scores, and whether a mask was added after they were scaled."""
     made_by = {name: node for node in body.node for name in node.output}
     exponential = next(node for node in body.node if node.op_type == "Exp")
     shifted = made_by[exponential.input[0]]
