@@ -75,6 +75,12 @@ def findings(source: Source) -> Iterator[str]:
         )
         prompts += f"; {default} if a request has none" if default else ""
         yield f"prompts: {prompts or 'none'}"
+        if joins := loaded.authors.token_pooling:
+            kinds = " and ".join(joins.joined_in)
+            yield (
+                f"token vectors: joined to about 1 of {joins.factor:g}, as {kinds}; they are"
+                " compared before that"
+            )
     texts = source.texts
     yield f"texts: {f'no, because {texts}' if isinstance(texts, NoTexts) else texts}"
     if loaded and not isinstance(texts, NoTexts):

@@ -32,6 +32,7 @@ from addnorm.service.engine.engine import Engine
 from addnorm.service.engine.manifest import Limits
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import OutputKind
+from addnorm.service.engine.outputs.per_token import SomeTokenVectors
 from addnorm.service.engine.outputs.sparse import TOKEN_WEIGHTS
 from addnorm.service.engine.registry import Models
 from addnorm.service.loading.loader import PADDINGS
@@ -216,6 +217,12 @@ async def infer_body(
 
     async def decode(ask: Ask) -> Encode:
         await infer(request, ask, service.tools)
+        # which vectors are joined may depend on the last bits of distances: they are compared as
+        # they are before
+        ask.outputs = tuple(
+            output.before_joining() if isinstance(output, SomeTokenVectors) else output
+            for output in ask.outputs
+        )
         return encode
 
     payload, ask = await service.answers.ask(PATIENCE_S, decode)

@@ -11,12 +11,13 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol, get_args
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from addnorm.export.wishes import Text, Wishes
 from addnorm.export.words import folder_tokenizer
 from addnorm.model.checkpoints import architectures, json_files
 from addnorm.model.checkpoints.families import FAMILIES, name_of
+from addnorm.model.checkpoints.sentence_transformers import TOKEN_POOLING
 from addnorm.service.asking.tasks.tagging import Aggregation
 
 Array = NDArray[Any]
@@ -40,6 +42,7 @@ LANGUAGE_MODELS = ("ForMaskedLM", "ForCausalLM", "LMHeadModel")  # ends of such 
 # in names of tasks, before that of the prompt, of the pipeline's aggregation_strategy, or of the
 # input type
 PROMPTED, JOINED, TYPED = " with the prompt ", " joined by ", " as "
+NO_JOINING: dict[str, Any] = {"pool_factor": 1.0, "normalize_embeddings": False}
 JOINS = get_args(Aggregation)[1:]  # without "none"
 CANDIDATES = ("water", "people", "time")  # labels that a zero-shot classifier is asked for
 # what transformers calls a head -> the Auto class that finds it, where config.json names no class
@@ -318,8 +321,8 @@ class Program:
             }
         if type(runs).__qualname__ == "MultiVectorEncoder":
             return {
-                "query": lambda text: runs.encode_query([text])[0],
-                "document": lambda text: runs.encode_document([text])[0],
+                "query": partial(self._embed_tokens, runs.encode_query),
+                "document": partial(self._embed_tokens, runs.encode_document),
             }
         if hasattr(runs, "encode"):
             return {
@@ -331,6 +334,15 @@ class Program:
                 },
             }
         return self._pipelines() or {"read": self._read}
+
+    def _embed_tokens(self, encode: Callable[[list[Text]], Any], text: Text) -> Any:
+        """Vectors before a HierarchicalTokenPooling joins some: which ones may depend on the last
+        bits of their distances."""
+        joining = [module for module in self.runs if type(module).__qualname__ == TOKEN_POOLING]
+        with ExitStack() as stack:
+            for module in joining:
+                stack.enter_context(patch.multiple(module, **NO_JOINING))
+            return encode([text])[0]
 
     def _embed_with_prompt(self, name: str, text: Text) -> Any:
         return self.runs.encode([text], prompt_name=name)[0]

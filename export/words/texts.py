@@ -27,7 +27,7 @@ from addnorm.model.checkpoints.sentence_transformers import (
     SentenceTransformers,
 )
 from addnorm.service.engine.bundle import TOKEN_WEIGHTS, TOKENIZER
-from addnorm.service.engine.manifest import InputRules, InputType
+from addnorm.service.engine.manifest import Clusters, InputRules, InputType
 from addnorm.service.engine.tokenizer import Template
 
 if TYPE_CHECKING:
@@ -323,6 +323,13 @@ def _input_types(
             max_tokens=None if length is None else min(length, max_positions),
             skipped_ids=skipped_ids if input_type in authors.mask.skipped_in else (),
         )
+    if joins := authors.token_pooling:
+        clusters = Clusters(
+            factor=joins.factor, num_protected=joins.num_protected, normalize=joins.normalize
+        )
+        for input_type in joins.joined_in:
+            joined = {"clusters": clusters}
+            rules[input_type] = rules[input_type].model_copy(update=joined)
     expansion = authors.settings.get("query_expansion")
     if not expansion:
         return rules, None

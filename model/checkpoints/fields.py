@@ -146,6 +146,9 @@ MODULES = {  # config.json of a module
         no_effect=("embedding_dimension", "word_embedding_dimension", "chunk_size"),
     ),
     "MultiVectorMask": Fields(read=("skiplist_words", "skiplist_tasks", "keep_only_token_ids")),
+    "HierarchicalTokenPooling": Fields(
+        read=("pool_factor", "num_protected_tokens", "normalize_embeddings", "tasks"),
+    ),
     "LogitScore": Fields(read=("true_token_id", "false_token_id", "module_input_name")),
 }  # fmt: skip
 TOKENIZER = Fields(  # tokenizer_config.json, which transformers' class reads whole

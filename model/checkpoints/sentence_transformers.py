@@ -5,6 +5,7 @@ transformer. Dense modules become a head of ours. So does LogitScore, of a langu
 reranks: a score is the logit of one token after a sequence, such as "yes", less that of another.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -264,11 +265,12 @@ FLAGS = {  # as releases before 5.4 wrote them
 }
 KINDS = (
     *("Transformer", "MLMTransformer", "Pooling", "Dense", "Dropout", "Normalize"),
-    *("LayerNorm", "MultiVectorMask", "SpladePooling", "LogitScore"),
+    *("LayerNorm", "MultiVectorMask", "HierarchicalTokenPooling", "SpladePooling", "LogitScore"),
 )
 MODALITIES = "modality_config"
 CROSS_ENCODER = "CrossEncoder"
 PYLATES = "ColBERT"  # the model_type of PyLate's releases before 4
+TOKEN_POOLING = "HierarchicalTokenPooling"
 MEAN_MAX_SIM = "meanmaxsim"  # of the vectors of tokens; "maxsim" by default
 STANFORDS, STANFORDS_CLASS = "artifact.metadata", "HF_ColBERT"
 TRANSFORMERS = ("Transformer", "MLMTransformer")
@@ -389,13 +391,41 @@ def read_mask(folder: Path) -> Mask:
 
 
 @dataclass(frozen=True)
+class TokenPooling:
+    """The settings of a HierarchicalTokenPooling. joined_in: types of texts whose vectors are
+    joined."""
+
+    factor: float
+    num_protected: int
+    normalize: bool
+    joined_in: tuple[InputType, ...]
+
+
+def read_token_pooling(folder: Path) -> TokenPooling:
+    """CheckpointError for settings that no such module has."""
+    file = folder / "config.json"
+    config = json_files.settings(file)
+    factor, num = config.get("pool_factor", 1.0), config.get("num_protected_tokens", 1)
+    if type(factor) not in (int, float) or not 1 <= factor < math.inf:
+        raise CheckpointError(f"{file}: pool_factor is {factor!r}: a number of 1 or more is needed")
+    if type(num) is not int or num < 0:
+        raise CheckpointError(f"{file}: num_protected_tokens is {num!r}: 0 or more is needed")
+    tasks = config.get("tasks")
+    tasks = ["document"] if tasks is None else [tasks] if isinstance(tasks, str) else tasks
+    normalize = bool(config.get("normalize_embeddings", False))
+    return TokenPooling(
+        factor, num, normalize, tuple(kind for kind in INPUT_TYPES if kind in tasks)
+    )
+
+
+@dataclass(frozen=True)
 class SentenceTransformers:
     """The settings in the folder's files.
 
     transformer: the folder of config.json, weights and tokenizer. dense: layers, by the output that
-    they make. mask: of a MultiVectorEncoder. settings: of the transformer module, from
-    `settings_file`. is_embedder: whether modules.json lists a pooling. score: of a language model
-    that reranks. fills_template: whether texts go through the tokenizer's chat template.
+    they make. mask, token_pooling: of a MultiVectorEncoder. settings: of the transformer module,
+    from `settings_file`. is_embedder: whether modules.json lists a pooling. score: of a language
+    model that reranks. fills_template: whether texts go through the tokenizer's chat template.
     similarity: of two vectors. mean_max_sim: whether MaxSim is divided by the number of a query's
     vectors. has_flag_heads: whether FlagEmbedding's stand beside the weights. activation: what
     scores of pairs are made with, where it is named. sparse_activation: of logits, before
@@ -410,6 +440,7 @@ class SentenceTransformers:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
     mask: Mask | None = None
+    token_pooling: TokenPooling | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     settings_file: str = SETTINGS[0]
     is_embedder: bool = False
@@ -460,6 +491,7 @@ def read_words(folder: Path) -> SentenceTransformers:
     CheckpointError if a file is broken, or if texts are treated in a way that is not served."""
     modules = list_modules(folder)
     transformer = next((path for kind, path in modules if kind in TRANSFORMERS), folder)
+    joins = (read_token_pooling(path) for kind, path in modules if kind == TOKEN_POOLING)
     mask = next((read_mask(path) for kind, path in modules if kind == "MultiVectorMask"), None)
     (file, settings), (prompts, default) = _settings(transformer), _prompts(folder / PROMPTS)
     program = json_files.settings(folder / PROMPTS)
@@ -479,6 +511,7 @@ def read_words(folder: Path) -> SentenceTransformers:
         prompts=prompts,
         default_prompt_name=default,
         mask=mask,
+        token_pooling=next(joins, None),
         settings=settings,
         settings_file=file.name,
         is_embedder=any(kind == "Pooling" for kind, _ in modules),
@@ -664,6 +697,9 @@ class _Modules:
             if "token_vectors" not in self.dense:
                 raise refusal(kind, NO_DENSE)
             self.mask = read_mask(folder)
+        elif kind == TOKEN_POOLING and self.mask:
+            if not self.normalize:
+                raise refusal(kind, "it stands before Normalize")
         elif kind == "LogitScore" and not (self.score or self.pooling or self.dense):
             self.score = read_score(folder)
         elif kind == "SpladePooling":

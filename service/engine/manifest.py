@@ -144,6 +144,14 @@ class Int8(_Part):
     keep_recall: float | None = Field(None, gt=0, le=1)
 
 
+class Clusters(_Part):
+    """The joining of a text's vectors to about one of `factor`: see `clusters.py`."""
+
+    factor: Annotated[float, Field(ge=1, allow_inf_nan=False)]
+    num_protected: Annotated[int, Field(ge=0)] = 1  # first vectors, which stay as they are
+    normalize: bool = True  # whether the joined vectors have length 1
+
+
 class InputRules(_Part):
     """The treatment of texts of one input type, as the authors of vectors for each token do it."""
 
@@ -154,6 +162,7 @@ class InputRules(_Part):
     fill_id: Annotated[int, Field(ge=0)] | None = None
     skipped_ids: tuple[int, ...] = ()  # tokens whose vectors they leave out
     skips_first: bool = False  # whether they leave out the vector of the first token too
+    clusters: Clusters | None = None  # of the vectors that are left
     # whether a sparse vector has the weights of its tokens, without special tokens, and no graph
     # runs
     inference_free: bool = False

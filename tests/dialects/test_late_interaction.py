@@ -15,7 +15,10 @@ from safetensors.torch import load_file, save_file
 from addnorm.export.exporting import export
 from addnorm.export.opening import Checkpoint
 from addnorm.export.wishes import NO_WISHES
-from addnorm.service.asking.tasks.max_sim import WholeNumbers, max_sims
+from addnorm.service.asking.tasks.max_sim import max_sims
+from addnorm.service.engine.clusters import join_clusters
+from addnorm.service.engine.manifest import Clusters
+from addnorm.service.engine.whole_numbers import WholeNumbers
 from tests.conftest import OWN, client_of, inference_of
 from tests.support.families import made, save
 from tests.support.multi_vector import D_MODEL, IDENTITY
@@ -76,12 +79,17 @@ def stanford(folder: Path) -> Path:
     return folder
 
 
-def native(expansion: dict[str, Any]) -> Write:
-    """ModernBERT, whose local layers see a window."""
+def native(expansion: dict[str, Any], factor: float | None = None) -> Write:
+    """ModernBERT, whose local layers see a window. factor: by which documents' vectors are joined."""
 
     def write(folder: Path) -> Path:
         body(folder, "ModernBertModel")
-        write_modules(folder, Transformer="", Dense="1_Dense", MultiVectorMask="2", Normalize="3")
+        joining = {"HierarchicalTokenPooling": "4"} if factor else {}
+        write_modules(
+            folder, Transformer="", Dense="1_Dense", MultiVectorMask="2", Normalize="3", **joining
+        )
+        if factor:
+            write_settings(folder / "4", pool_factor=factor, normalize_embeddings=True)
         tokens = {"module_input_name": "token_embeddings"}
         write_dense(folder / "1_Dense", dense(), activation_function=IDENTITY, **tokens)
         write_settings(folder / "2", skiplist_words=["."])
@@ -100,6 +108,7 @@ FOLDERS: dict[str, Write] = {
     "stanford": stanford,
     "unseen": native({"strategy": "min", "attend": False, "length": 6}),
     "seen": native({"strategy": "fixed", "attend": True, "length": 6}),
+    "joined": native({"strategy": "fixed", "attend": False, "length": 6}, factor=2),
 }
 
 
@@ -204,6 +213,38 @@ def test_a_text_that_is_too_long_is_named(client: httpx.Client) -> None:
     assert f"takes of a query ({FILLED})" in answer.text
     long = {**body, "query": "a", "documents": ["a", "b " * 40]}
     assert "documents[1] has" in client.post("/v1/rerank", json=long).text
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5, 3.0])
+@pytest.mark.parametrize("num_protected", [0, 1])
+def test_clusters_are_those_of_the_authors_class(factor: float, num_protected: int) -> None:
+    from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling
+
+    draws = np.random.default_rng(0)
+    for num in (1, 2, 3, 5, 8, 21, 40):
+        vectors = draws.normal(size=(num, 16)).astype(np.float32)
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        vectors[num // 2] = vectors[num // 3]  # two that are as near as can be
+        for normalize in (True, False):
+            pooling = HierarchicalTokenPooling(
+                factor, num_protected_tokens=num_protected, normalize_embeddings=normalize
+            )
+            expected = pooling.forward(
+                {
+                    "token_embeddings": torch.from_numpy(vectors)[None],
+                    "attention_mask": torch.ones(1, num),
+                }
+            )["token_embeddings"][0]
+            rules = Clusters(factor=factor, num_protected=num_protected, normalize=normalize)
+            np.testing.assert_allclose(join_clusters(vectors, rules), expected, atol=1e-6)
+
+
+def test_joined_vectors_have_length_1(client: httpx.Client) -> None:
+    body = {"model": "joined", "texts": DOCUMENTS, "input_type": "document"}
+    body |= {"outputs": ["token_vectors"]}
+    whole = client.post("/v1/infer", json={**body, "normalize": True}).json()["token_vectors"]
+    assert all(abs(np.linalg.norm(vectors, axis=1) - 1).max() < 1e-6 for vectors in whole)
+    assert "normalize is False" in client.post("/v1/infer", json=body).text
 
 
 def test_max_sim_is_exact() -> None:

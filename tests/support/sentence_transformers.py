@@ -12,6 +12,7 @@ from torch import nn
 OWNERS = {
     "LogitScore": "cross_encoder",
     "MultiVectorMask": "multi_vector_encoder",
+    "HierarchicalTokenPooling": "multi_vector_encoder",
     "SpladePooling": "sparse_encoder",
 }
 

@@ -1,14 +1,11 @@
 """MaxSim, the score of late interaction: for each vector of a query its largest product with a
 vector of the document, added up (Khattab and Zaharia, arXiv:2004.12832, section 3.3).
 
-Vectors are rounded to whole numbers, of so few bits that float64 holds their products and the sums
-of these exactly. So neither the order of a sum, nor a library, nor a processor decides a bit.
+Its products are exact: see `WholeNumbers`.
 """
 
-import math
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,24 +13,9 @@ from numpy.typing import NDArray
 from addnorm.service.arithmetic import row_sums
 from addnorm.service.engine.batch import Floats
 from addnorm.service.engine.checkpoint import checkpoint
+from addnorm.service.engine.whole_numbers import WholeNumbers
 
-EXACT_BITS = 53  # of whole numbers in float64
 PIECE_TOKENS = 4096  # of documents that are compared in one step: about a millisecond
-
-
-class WholeNumbers(NamedTuple):
-    """Vectors as whole numbers `[n, w]` float64, times a power of two."""
-
-    numbers: NDArray[np.float64]
-    exponent: int
-
-    @classmethod
-    def of(cls, vectors: Floats) -> "WholeNumbers":
-        """Finite vectors `[n, w]`, rounded to about 23 bits of the largest number among them."""
-        bits = (EXACT_BITS - math.ceil(math.log2(max(vectors.shape[1], 1)))) // 2
-        _, exponent = math.frexp(float(np.abs(vectors).max(initial=0.0)))
-        numbers = np.rint(np.ldexp(vectors.astype(np.float64), bits - exponent))
-        return cls(numbers, exponent - bits)
 
 
 def max_sims(query: Floats, documents: Sequence[Floats], is_mean: bool = False) -> Floats:

@@ -1,6 +1,6 @@
 """Outputs of every token: activations, LayerNorm statistics and vectors."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,13 @@ from pydantic import BaseModel, Field
 from addnorm.service.engine.batch import Batch, Floats, Padding
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.checkpoint import checkpoint
+from addnorm.service.engine.clusters import join_clusters
 from addnorm.service.engine.heads import TOKEN_VECTORS, unit
 from addnorm.service.engine.manifest import InputRules
 from addnorm.service.engine.outputs.output import Output, OutputInputs, OutputParameters, Size
 from addnorm.service.engine.outputs.small_numbers import DIMENSIONS, check_ranges, to_dtype
 from addnorm.service.engine.outputs.values import ByRow, Parts, Ragged, VectorDType, by_token
+from addnorm.service.errors import InvalidInput
 
 NO_RULES = InputRules()
 
@@ -108,6 +110,7 @@ class TokenVectors(Output[ByRow]):
 class SomeTokenVectors(TokenVectors):
     """Vectors of the tokens that count for an input type."""
 
+    is_estimated = True  # vectors may be joined
     rules: InputRules = NO_RULES
 
     def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
@@ -115,14 +118,25 @@ class SomeTokenVectors(TokenVectors):
         size = super().size(bundle, batch, padding)
         return size._replace(num_values=num_vectors * self.width(bundle), num_pads=0)
 
+    def check(self, bundle: Bundle) -> None:
+        super().check(bundle)
+        if self.rules.clusters and self.normalize != bundle.manifest.normalize:
+            raise InvalidInput(
+                f"normalize is {self.normalize}: {bundle.ref} joins vectors of length 1 for texts"
+                ' of this input_type: send "normalize": true',
+                param="normalize",
+            )
+
+    def before_joining(self) -> "SomeTokenVectors":
+        """The vectors of which clusters are made."""
+        return replace(self, rules=self.rules.model_copy(update={"clusters": None}))
+
     def make(self, inputs: OutputInputs) -> Ragged:
-        batch, padding = inputs.batch, inputs.padding
-        counts = with_vectors(batch, self.rules)
-        lengths = np.zeros(len(padding.lengths), np.int64)
-        ends = counts.cumsum()[batch.offsets[1:] - 1]
-        lengths[padding.lengths > 0] = np.diff(ends, prepend=0)
-        numbers = self._numbers(self.vectors(inputs)[counts], inputs.bundle)
-        return Ragged(np.split(numbers, lengths.cumsum()[:-1]), has_own_lengths=True)
+        parts = iter(counted(self.vectors(inputs), inputs.batch, self.rules))
+        nothing = np.empty((0, inputs.bundle.width(self.name)), np.float32)
+        lengths = inputs.padding.lengths.tolist()
+        rows = [next(parts) if length else nothing for length in lengths]
+        return Ragged([self._numbers(row, inputs.bundle) for row in rows], has_own_lengths=True)
 
 
 def with_vectors(batch: Batch, rules: InputRules) -> NDArray[np.bool_]:
@@ -131,3 +145,13 @@ def with_vectors(batch: Batch, rules: InputRules) -> NDArray[np.bool_]:
     if rules.skips_first:
         has_vector[batch.offsets[:-1]] = False
     return has_vector
+
+
+def counted(vectors: Floats, batch: Batch, rules: InputRules) -> list[Floats]:
+    """Vectors of each token `[num_tokens, w]` -> for each sequence those that count."""
+    has_vector = with_vectors(batch, rules)
+    ends = has_vector.cumsum()[batch.offsets[1:] - 1]
+    parts = np.split(vectors[has_vector], ends[:-1])
+    if rules.clusters is None:
+        return parts
+    return [join_clusters(part, rules.clusters) for part in parts]

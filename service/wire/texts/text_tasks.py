@@ -21,10 +21,9 @@ from addnorm.service.asking.tasks.pieces import Pieces
 from addnorm.service.asking.tasks.tagging import Aggregation
 from addnorm.service.engine.batch import Batch, Floats, Ints, Padding
 from addnorm.service.engine.checkpoint import checkpoint
-from addnorm.service.engine.manifest import InputType
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Logits, LogitsAt, Output, Pooled, TokenVectors
-from addnorm.service.engine.outputs.per_token import with_vectors
+from addnorm.service.engine.outputs.per_token import counted
 from addnorm.service.errors import DeadlineNotMet, InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.validation import Strict
@@ -249,16 +248,12 @@ def _max_sims(
 ) -> dict[int, classification.Scored]:
     """The sequences are queries, then the documents of the pairs."""
     manifest = ask.model.bundle.manifest
-    rows, kinds = ask.value(TokenVectors).rows, manifest.input_types
+    rows = ask.value(TokenVectors).rows
     there = range(len(rows)) if ask.there is None else ask.there
-    counts = {
-        kind: np.split(with_vectors(ask.batch, rules), ask.batch.offsets[1:-1])
-        for kind, rules in kinds.items()
-    }
     vectors = dict[int, Floats]()
     for index, place in enumerate(there):
-        kind: InputType = "query" if place < num_queries else "document"
-        vectors[place] = rows[index][counts[kind][index]]
+        rules = manifest.input_types["query" if place < num_queries else "document"]
+        (vectors[place],) = counted(rows[index], ask.batch.sequence(index), rules)
     pairs_of_query = defaultdict[int, list[int]](list)
     for place in there[bisect_left(there, num_queries) :]:
         pairs_of_query[query_of_pair[place - num_queries]].append(place - num_queries)

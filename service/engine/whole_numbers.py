@@ -1,0 +1,27 @@
+"""Vectors as whole numbers, of so few bits that float64 holds their products and the sums of these
+exactly. So neither the order of a sum, nor a library, nor a processor decides a bit of them."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from addnorm.service.engine.batch import Floats
+
+EXACT_BITS = 53  # of whole numbers in float64
+
+
+class WholeNumbers(NamedTuple):
+    """Vectors as whole numbers `[n, w]` float64, times a power of two."""
+
+    numbers: NDArray[np.float64]
+    exponent: int
+
+    @classmethod
+    def of(cls, vectors: Floats) -> "WholeNumbers":
+        """Finite vectors `[n, w]`, rounded to about 23 bits of the largest number among them."""
+        bits = (EXACT_BITS - math.ceil(math.log2(max(vectors.shape[1], 1)))) // 2
+        _, exponent = math.frexp(float(np.abs(vectors).max(initial=0.0)))
+        numbers = np.rint(np.ldexp(vectors.astype(np.float64), bits - exponent))
+        return cls(numbers, exponent - bits)
