@@ -23,6 +23,8 @@ OTHER_USES = {  # file -> how many, why
     "service/engine/outputs/lens.py": (1, "of lengths"),
     "service/engine/outputs/sparse.py": (1, "of lengths"),
     "service/asking/limits.py": (1, "of lengths"),
+    "service/asking/tasks/max_sim.py": (1, "largest numbers"),
+    "service/engine/whole_numbers.py": (1, "exact"),
     "service/engine/batch.py": (3, "of a mask, and of lengths"),
     "service/engine/bundle.py": (2, "interpolates lengths and bytes of memory"),
     "service/engine/manifest.py": (1, "of a shape"),

@@ -1,10 +1,12 @@
 """Every limit of a request is checked here, before any work; and what it will take is estimated."""
 
+from typing import Any
+
 import numpy as np
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.engine.batch import Ints, Padding, all_finite
-from addnorm.service.engine.outputs.output import BINARY_BYTES
+from addnorm.service.engine.outputs.output import BINARY_BYTES, Output
 from addnorm.service.errors import InvalidInput
 from addnorm.service.settings import Settings
 
@@ -37,12 +39,7 @@ def check(ask: Ask, settings: Settings) -> None:
     for output in ask.outputs:
         # protocols ask for some without naming them
         if bundle.manifest.as_it_is and not output.is_of(bundle):
-            raise InvalidInput(
-                f"{bundle.ref} is served as its authors wrote it: it has no {output.name}, but"
-                f" answers with {', '.join(kind.name for kind in bundle.manifest.as_it_is)}."
-                " Send the request to /v1/infer",
-                param="model",
-            )
+            raise _not_answered(ask, output)
         output.check(bundle)
         if output.is_of_lens and ask.precision != "fp32":
             raise InvalidInput(
@@ -55,18 +52,8 @@ def check(ask: Ask, settings: Settings) -> None:
     if ask.answer_bytes is not None:
         ask.num_bytes = ask.answer_bytes
     if ask.num_bytes > settings.max_response_bytes:
-        raise InvalidInput(
-            f"the answer would have about {ask.num_bytes / 2**20:.0f} MiB, the limit is"
-            f" {settings.max_response_bytes / 2**20:.0f}: {_smaller(ask)}",
-            param="outputs",
-        )
+        raise _too_large(ask, settings.max_response_bytes)
     ask.engine, ask.target = ask.model.runner(ask.precision)
-    _estimate_kept(ask)
-
-
-def _estimate_kept(ask: Ask) -> None:
-    """Notes what must be kept of its rows until the answer is made, and its bytes."""
-    batch = ask.batch
     picks = {size.needs for size in ask.sizes if size.needs}
     # the rows of all tokens serve every pick, and vectors of tokens beside one
     is_of_rows = "every" in picks or ("token_vectors" in picks and len(picks) > 1)
@@ -76,7 +63,7 @@ def _estimate_kept(ask: Ask) -> None:
     width = ask.engine.d_model
     num_kept = {
         "every": width * batch.num_tokens,
-        "token_vectors": ask.model.bundle.width("token_vectors") * batch.num_tokens,
+        "token_vectors": bundle.width("token_vectors") * batch.num_tokens,
     }
     num_numbers = sum(num_kept.get(pick, width * len(batch)) for pick in ask.picks)
     num_made = 0
@@ -87,6 +74,26 @@ def _estimate_kept(ask: Ask) -> None:
     ask.kept_bytes = BINARY_BYTES * (num_numbers + num_made)
     if batch.tokens.ndim > 1:  # ids are few bytes beside the rows
         ask.kept_bytes += batch.tokens.nbytes
+
+
+def _not_answered(ask: Ask, output: Output[Any]) -> InvalidInput:
+    """For an output that a module as its authors wrote it does not answer with."""
+    bundle = ask.model.bundle
+    names = ", ".join(kind.name for kind in bundle.manifest.as_it_is or ())
+    return InvalidInput(
+        f"{bundle.ref} is served as its authors wrote it: it has no {output.name}, but answers with"
+        f" {names}. Send the request to /v1/infer",
+        param="model",
+    )
+
+
+def _too_large(ask: Ask, limit: int) -> InvalidInput:
+    """For an answer of too many bytes."""
+    return InvalidInput(
+        f"the answer would have about {ask.num_bytes / 2**20:.0f} MiB, the limit is"
+        f" {limit / 2**20:.0f}: {_smaller(ask)}",
+        param="outputs",
+    )
 
 
 def _check_tokens(ask: Ask) -> None:

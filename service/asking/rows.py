@@ -118,7 +118,7 @@ class AskedRows:
         place, kind = self._place, self._by_token
         all_rows = self._rows.get(kind) if kind else None
         if place is None:
-            return self._kept(all_rows)
+            return self._kept(all_rows) if kind else KeptRows(None, self._picked)
         if kind:
             new_rows = spans(all_rows, self._offsets) if all_rows else []
             rows = [

@@ -16,7 +16,7 @@ from addnorm.service.engine.batch import Floats
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.heads import unit
 from addnorm.service.engine.manifest import Clusters
-from addnorm.service.engine.whole_numbers import WholeNumbers
+from addnorm.service.engine.whole_numbers import WholeNumbers, products
 
 
 class Merge(NamedTuple):
@@ -51,8 +51,8 @@ def _means(vectors: Floats, rules: Clusters) -> Floats:
 def _distances(vectors: Floats) -> NDArray[np.float64]:
     """1 - cosine, `[n, n]`, from 0 to 2, in float32 as PyTorch has it."""
     numbers, exponent = WholeNumbers.of(vectors)
-    products = np.ldexp(numbers @ numbers.T, 2 * exponent).astype(np.float32)
-    distances: NDArray[np.float64] = np.clip(np.float32(1) - products, 0, 2).astype(np.float64)
+    cosines = np.ldexp(products(numbers, numbers), 2 * exponent).astype(np.float32)
+    distances: NDArray[np.float64] = np.clip(np.float32(1) - cosines, 0, 2).astype(np.float64)
     return distances
 
 

@@ -289,9 +289,11 @@ class Models:
             return names[0]
         if task in self._defaults:
             return self._defaults[task]
-        names = [
-            model.bundle.manifest.name for model in self.defaults() if task in model.bundle.tasks
-        ]
+        bundles = [model.bundle for model in self.defaults() if task in model.bundle.tasks]
+        if task == "rerank":  # models of pairs are made for nothing else
+            of_pairs = [bundle for bundle in bundles if not bundle.compares_tokens]
+            bundles = of_pairs or bundles
+        names = [bundle.manifest.name for bundle in bundles]
         if not names:
             raise InvalidInput(f"no model served here can {WORDS[task]}", param="model")
         if len(names) > 1:

@@ -21,7 +21,12 @@ class WholeNumbers(NamedTuple):
     @classmethod
     def of(cls, vectors: Floats) -> "WholeNumbers":
         """Finite vectors `[n, w]`, rounded to about 23 bits of the largest number among them."""
-        bits = (EXACT_BITS - math.ceil(math.log2(max(vectors.shape[1], 1)))) // 2
+        bits = (EXACT_BITS - (vectors.shape[1] - 1).bit_length()) // 2
         _, exponent = math.frexp(float(np.abs(vectors).max(initial=0.0)))
         numbers = np.rint(np.ldexp(vectors.astype(np.float64), bits - exponent))
         return cls(numbers, exponent - bits)
+
+
+def products(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The exact products of whole numbers `[n, w]` and `[m, w]`, `[n, m]`."""
+    return left @ right.T

@@ -355,7 +355,7 @@ def test_a_dry_run_says_what_a_job_takes_and_writes_nothing(
     assert num_computed
     assert f"to compute: {num_computed[1]} rows of about" in output
     assert "within an hour: 1 such machine\n" in output
-    assert re.search(r"price: [\d.e-]+, at 2 per hour", output)
+    assert re.search(r"price: [\d.e-]+, at 2 an hour", output)
 
 
 def test_digests_of_pairs_are_not_those_of_their_texts_together() -> None:

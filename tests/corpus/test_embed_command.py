@@ -374,7 +374,7 @@ FOREIGN = {  # what a part says it was made of -> what is said of it
     '{"fingerprint": {"precision": "int8"}}': "belongs to another job. Differences: input"
     " texts.parquet",
     "{}": "belongs to another job",
-    "[1]": "does not record the texts and options it was made from; remove it",
+    "[1]": "does not record the texts and options it was made from; to compute",
     '{"fingerprint": 3}': "does not record the texts and options it was made from",
     "[" * 100_000: "does not record the texts and options it was made from",
     "": "does not record the texts and options it was made from",

@@ -80,7 +80,7 @@ def stanford(folder: Path) -> Path:
 
 
 def native(expansion: dict[str, Any], factor: float | None = None) -> Write:
-    """ModernBERT, whose local layers see a window. factor: by which documents' vectors are joined."""
+    """ModernBERT, whose local layers see a window. factor: of the joining of documents' vectors."""
 
     def write(folder: Path) -> Path:
         body(folder, "ModernBertModel")

@@ -209,7 +209,7 @@ TABLES: list[tuple[Any, str, dict[str, Any], list[Any]]] = [
         ({"model": "notebook", "input_ids": [[1]]}, "dtype",
          "...notebook/1 has no ranges to compute it with"),
         ({"outputs": ["pooled", "activations"]}, "dtype",
-         "...'int8', which applies to pooled vectors only, but outputs are pooled, activations"),
+         "...'int8', which applies to vectors only, but outputs are pooled, activations"),
         ({"outputs": None, "normalize": False}, "dtype", "...but outputs are activations: ask"),
     ]),
     (OPENAI, "/v1/embeddings", EMBEDDED, [

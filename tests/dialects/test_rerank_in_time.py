@@ -261,7 +261,7 @@ def test_several_queries_have_no_first_stage(client: httpx.Client) -> None:
     body = {"model": "cascade", "text_1": ["a", "b"], "text_2": ["a", "b"]}
     answer = client.post("/score", json=body)
     assert answer.status_code == 400
-    assert "text_2 are of 2 queries" in answer.text
+    assert "text_2 have 2 queries" in answer.text
 
 
 def test_documents_are_named_by_their_own_index(client: httpx.Client) -> None:

@@ -102,7 +102,7 @@ def test_it_is_listed_as_a_task_and_typesafes_clients_find_the_models(
         assert {"name", "description", "release_date"} <= model.keys()
     several = task_client.post("/v1/systemone", json={"state": "a", "questions": QUESTIONS})
     assert several.status_code == 422
-    assert "name one" in several.json()["detail"][0]["msg"]
+    assert "send one of them" in several.json()["detail"][0]["msg"]
     embedder = {"model": "embedder", "state": "a", "questions": QUESTIONS}
     cannot = task_client.post("/v1/systemone", json=embedder)
     assert "cannot decide between options" in cannot.json()["detail"][0]["msg"]

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.ask import Ask, Record
 from addnorm.service.loading.loader import load_all
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
@@ -136,7 +136,7 @@ def test_a_log_line_a_minute_tells_of_all_since_the_last(caplog: pytest.LogCaptu
     """One line at once, then none for a minute, whatever comes."""
     reporter, now = Reporter(Metrics(), (), (), {}), 1000.0
     for later, cut in ((0, [5000]), (CUTS_S - 1, [90, 80]), (CUTS_S, [70])):
-        reporter.tell_of_cuts(Ask(model_name="embedder", cut=cut), "/embed", now + later)
+        reporter.tell_of_cuts(Ask(record=Record("embedder"), cut=cut), "/embed", now + later)
     first, line = [record.getMessage() for record in caplog.records]
     assert first.startswith(
         "1 texts were truncated to the limits of their models, the longest of 5000"

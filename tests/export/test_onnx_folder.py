@@ -283,7 +283,7 @@ def test_a_module_of_ones_own_is_verified_with_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"precisions": ["fp16"]}, "in fp32 and int8 alone"),
+        ({"precisions": ["fp16"]}, "the precisions fp32 and int8 alone"),
         ({"sentence_embedding": True}, "sentence_embedding is possible for embedding models only"),
         ({"unknown": 1}, "there is no option unknown"),
         ({"precisions": "fp32"}, "precisions is 'fp32': it must be a list"),

@@ -125,7 +125,7 @@ NAMED = {"windows": LOCAL, "shared keys": SHARED, "distances": DISTANCES}
 UNLIKE: list[tuple[str, dict[str, Any], str]] = [  # what is changed of its Config, what is said
     ("shared keys", {"n_kv_heads": 1}, "'kv_heads': 2, .*, 'kv_heads': 1, .* expected"),
     ("shared keys", {"eps": 1e-6}, r"\(RMSNorm\) has eps 9.99.*e-06, 9.99.*e-07 expected"),
-    ("shared keys", {"norm": "layer"}, "is no LayerNorm: .* not Sub"),
+    ("shared keys", {"norm": "layer"}, "is not a LayerNorm: .* not by Sub"),
     ("shared keys", {"norm": "std"}, r"the norms add \[\] to the deviation"),
     ("shared keys", {"qk_norm": False}, "Sqrt occurs 9 times, 5 expected"),
     ("shared keys", {"d_head": 64, "n_kv_heads": None}, r"RMSNorms are of \[32, 32, .* expected"),

@@ -123,7 +123,7 @@ def test_a_server_may_refuse_what_was_compared_with_our_own_reading(
     bundle = bundles.read(tmp_path / "own" / "1")
     assert bundle.compared_with == {"kind": "own reading", "name": "Addnorm's own reading"}
     loader.load(bundle, Settings())
-    with pytest.raises(StartupError, match="own/1 was compared with Addnorm's own reading, and"):
+    with pytest.raises(StartupError, match="own/1 was compared with Addnorm's own reading, but"):
         loader.load(bundle, Settings(require_reference=True))
     command.verify([str(bundle.path), *named])
     assert bundles.read(bundle.path).compared_with == bundle.compared_with

@@ -134,7 +134,7 @@ def test_what_no_table_has_is_refused_by_name(
 
     plain = static(tmp_path / "plain")
     refused(plain, "static vectors have a table and no products: fp32", "--precision", "int8")
-    refused(plain, "--lens has no meaning for static vectors", "--lens")
+    refused(plain, "--lens has no effect for static vectors", "--lens")
     dense = static(tmp_path / "dense", Dense(WIDTH, 8))
     refused(dense, "Dense is not supported: Normalize is served after StaticEmbedding")
     vocabulary = json.loads((plain / "tokenizer.json").read_text())

@@ -218,7 +218,7 @@ def test_a_tagger_of_one_label_is_refused_unless_its_logits_are_asked_for(tmp_pa
     save(made("BertForTokenClassification", num_labels=1, vocab_size=len(WORDS)), tmp_path)
     tokenizer().save(str(tmp_path / "tokenizer.json"))
     write_settings(tmp_path, "tokenizer_config.json", pad_token="[PAD]", unk_token="[UNK]")
-    with pytest.raises(UsageError, match=r"'LABEL_0' is the only one .* --labels none"):
+    with pytest.raises(UsageError, match=r"only one label, 'LABEL_0': .* --labels none"):
         sources.checkpoint(tmp_path)
     assert [*check(sources.checkpoint(tmp_path, Wishes(labels=())))]
 

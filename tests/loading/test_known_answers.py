@@ -98,7 +98,7 @@ def test_one_other_bit_is_named_and_served_with_a_fingerprint_of_its_own(
     model = loader.load(changed(flip), Settings(worker_threads=2))
     assert model.engine("fp32").fingerprint.processor == processor().kind
     (line,) = (record.message for record in caplog.records if record.levelname == "WARNING")
-    assert line.startswith("notebook/1 fp32 has other bits on this processor than in its")
+    assert line.startswith("notebook/1 fp32 has different bits on this processor than in its")
     assert "certificate: pooled of length 2;" in line
     reproduces(model, False)
 

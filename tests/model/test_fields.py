@@ -136,11 +136,11 @@ def test_unknown_fields_are_reported_with_their_file(tmp_path: Path) -> None:
 
 def test_heads_in_files_of_their_own_are_named(tmp_path: Path) -> None:
     checkpoint(tmp_path)
-    for name in ("model_head.pkl", "sparse_linear.pt"):
+    for name in ("model_head.pkl", "gliner_config.json"):
         (tmp_path / name).write_bytes(b"not read")
     assert load_checkpoint(tmp_path).beside == (
         "model_head.pkl (SetFit's classifier)",
-        "sparse_linear.pt (FlagEmbedding's head of lexical weights)",
+        "gliner_config.json (GLiNER's settings)",
     )
 
 

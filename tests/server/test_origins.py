@@ -103,7 +103,7 @@ def test_pages_of_other_origins_change_and_compute_nothing(
 def test_no_other_name_does_where_only_this_machine_may_call(
     host: str, method: str, own: str
 ) -> None:
-    with pytest.raises(ForeignPage, match="answers to localhost"):
+    with pytest.raises(ForeignPage, match="is reached as localhost"):
         check({"host": host, "origin": f"http://{host}"}, method, host=own)
     check({"host": host}, method, **OPEN)
     check({"host": host}, method, host=own, cors_origins="*")

@@ -30,7 +30,7 @@ def saved(model: PreTrainedModel, folder: Path) -> Path:
     """The folder of a model, with the tokenizer that all of them have."""
     model.eval().save_pretrained(folder)
     tokenizer().save(str(folder / "tokenizer.json"))
-    special = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep")}
     fields = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": MAX_TEXT_TOKENS}
     (folder / "tokenizer_config.json").write_text(json.dumps({**special, **fields}))
     return folder

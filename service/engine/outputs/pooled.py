@@ -18,12 +18,17 @@ from addnorm.service.engine.outputs.output import (
     Size,
     Value_co,
 )
-from addnorm.service.engine.outputs.small_numbers import (
+from addnorm.service.engine.outputs.values import (
     DIMENSIONS,
+    RANGED,
+    Dense,
+    Parts,
+    Ragged,
+    Value,
+    VectorDType,
     check_ranges,
     to_dtype,
 )
-from addnorm.service.engine.outputs.values import Dense, Parts, Ragged, Value, VectorDType
 from addnorm.service.errors import InvalidInput
 
 NO_SPANS = Spans(np.empty((0, 2), np.int64), np.empty(0, np.int64))
@@ -72,7 +77,7 @@ class VectorsOutput(Output[Value_co]):
             mismatch = f"are pooled by {manifest.pooling!r}: leave pooling out"
         elif self.dimensions not in (None, bundle.width(self.name)):
             mismatch = f"have {bundle.width(self.name)} dimensions: leave dimensions out"
-        for dtype in self.dtypes:
+        for dtype in RANGED.intersection(self.dtypes):
             ranges = manifest.vector_ranges
             check_ranges(self.field, dtype, bundle, ranges, self.normalize, mismatch)
 

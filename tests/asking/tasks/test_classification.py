@@ -95,7 +95,9 @@ def test_zero_shot_equals_the_pipeline(
 
 @pytest.mark.parametrize("labels", [None, ("positive", "negative")])
 def test_zero_shot_is_rejected_without_an_entailment_label(labels: tuple[str, ...] | None) -> None:
-    with pytest.raises(InvalidInput, match=r"zero-shot .*'entail', (its labels are|it has none)"):
+    with pytest.raises(
+        InvalidInput, match=r"zero-shot .*'entail', but (its labels are|it has none)"
+    ):
         entailment_index(labels)
 
 

@@ -69,7 +69,7 @@ def test_an_operator_that_computes_rows_is_refused_by_name(operator: str) -> Non
 def test_silence_is_refused() -> None:
     with pytest.raises(StartupError, match="does not report where the nodes"):
         refuse_rows_on_cpu(GRAPH, told())
-    with pytest.raises(StartupError, match=r"1\.26\.4 does not say .* onnxruntime-gpu 1\.27 or"):
+    with pytest.raises(StartupError, match=r"1\.26\.4 does not report .* onnxruntime-gpu 1\.27 or"):
         refuse_rows_on_cpu(GRAPH, told(**{CUDA: "Attention"}), version="1.26.4")
 
 
