@@ -15,8 +15,8 @@ from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.tasks.classification import Function
 from addnorm.service.engine.manifest import Precision
 from addnorm.service.engine.outputs.output import JSON_BYTES_PER_BYTE, JSON_BYTES_PER_FLOAT
-from addnorm.service.engine.outputs.pooled import PooledByDType, check_dimensions
-from addnorm.service.engine.outputs.values import DIMENSIONS, VectorDType
+from addnorm.service.engine.outputs.pooled import DIMENSIONS, PooledByDType, check_dimensions
+from addnorm.service.engine.outputs.values import VectorDType
 from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode, base64_of

@@ -14,16 +14,8 @@ from addnorm.service.engine.clusters import join_clusters
 from addnorm.service.engine.heads import TOKEN_VECTORS, unit
 from addnorm.service.engine.manifest import InputRules
 from addnorm.service.engine.outputs.output import Output, OutputInputs, OutputParameters, Size
-from addnorm.service.engine.outputs.values import (
-    DIMENSIONS,
-    ByRow,
-    Parts,
-    Ragged,
-    VectorDType,
-    by_token,
-    check_ranges,
-    to_dtype,
-)
+from addnorm.service.engine.outputs.pooled import DIMENSIONS, check_ranges, to_dtype
+from addnorm.service.engine.outputs.values import ByRow, Parts, Ragged, VectorDType, by_token
 from addnorm.service.errors import InvalidInput
 
 NO_RULES = InputRules()
