@@ -30,12 +30,14 @@ COMMANDS = {
         "addnorm.export.kept", "export models for `serve` and cache the bundles", EXPORT
     ),
     "sign": Command("addnorm.service.command", "sign a bundle with a key", SIGN),
-    "serve": Command("addnorm.service.command", "serve a folder of bundles", SERVE),
+    "serve": Command("addnorm.service.command", "serve models, or a folder of bundles", SERVE),
     "settings": Command(
         "addnorm.service.command", "list the current settings and where each comes from", SERVE
     ),
     "embed": Command(
-        "addnorm.corpus.embed_command", "embed a file of texts without a server", CORPUS
+        "addnorm.corpus.embed_command",
+        "embed files of texts without a server, into a Parquet file",
+        CORPUS,
     ),
     "check": Command(
         "addnorm.corpus.command",

@@ -146,7 +146,10 @@ def _files(path: Location) -> dict[str, Location]:
             raise CorpusError(f"{path} has no files that end in {endings}")
         return files
     if path.suffix not in FORMATS:
-        raise CorpusError(f"{path}: its name must end in one of {endings}")
+        raise CorpusError(
+            f"{path}: its name must end in one of {endings}; in a .jsonl file, a text is a line"
+            ' {"text": "..."}'
+        )
     if not path.exists():
         raise CorpusError(f"the file {path} does not exist")
     return {path.name: path}

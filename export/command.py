@@ -184,7 +184,7 @@ def _export_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_mutually_exclusive_group(required=True).add_argument
     add("checkpoint", nargs="?", default=argparse.SUPPRESS, metavar=WHERE, help="as --checkpoint")
-    add("--preset", choices=sorted(PRESETS))
+    add("--preset", choices=sorted(PRESETS), help="a small built-in model with random weights")
     add("--checkpoint", metavar=WHERE, help=f"a folder, or {HUB}")
     of_own = "a function of your code that returns a torch.nn.Module; the export calls it"
     add("--module", metavar="PACKAGE.MODULE:FUNCTION", help=of_own)

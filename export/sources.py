@@ -26,7 +26,7 @@ from addnorm.model.config import Config, Pick
 from addnorm.model.layout import LAYOUTS
 from addnorm.model.transformer import Head, Transformer, add_unseen, shorten
 from addnorm.service.engine.files import sha256
-from addnorm.service.engine.manifest import Limits, Pooling, Task, tasks_of
+from addnorm.service.engine.manifest import Limits, Pooling, Task, compares_tokens, tasks_of
 
 SEED = 42
 HUB = ("repository", "revision")  # of a source's origin
@@ -82,7 +82,9 @@ class Source:
     def tasks(self) -> tuple[Task, ...]:
         """The tasks that it is made for."""
         config, labels = self.model.config, self.facts["labels"]
-        return tasks_of(config.heads, labels, config.vocab_size, config.causal)
+        tasks = tasks_of(config.heads, labels, config.vocab_size, config.causal)
+        input_types = () if isinstance(self.texts, NoTexts) else self.texts.input_types
+        return (*tasks, "rerank") if compares_tokens(config.heads, input_types) else tasks
 
     def compared_with(self) -> dict[str, Any]:
         """For its certificate: the model or program that the bundle is proved to equal."""

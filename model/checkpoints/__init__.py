@@ -68,7 +68,10 @@ UNSUPPORTED = {  # families: model_type -> reason, the nearest that can be expor
     "gemma3_text": ("its blocks have norms after attention and feed-forward too", "qwen3"),
 }
 ELSEWHERE = ("gemma3_text", "mistral")
-NO_FOLDER = "there is no folder {}; a model of the Hugging Face hub is named ORG/NAME"
+NO_FOLDER = (
+    "there is no folder {}; a model of the Hugging Face hub is named ORG/NAME, and a preset needs"
+    " `addnorm export --preset`"
+)
 
 
 @dataclass(frozen=True)

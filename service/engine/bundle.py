@@ -34,7 +34,14 @@ from pydantic import ValidationError
 
 from addnorm.service.engine import files, signature
 from addnorm.service.engine.files import TooLarge
-from addnorm.service.engine.manifest import FORMAT, Certified, Manifest, Task, tasks_of
+from addnorm.service.engine.manifest import (
+    FORMAT,
+    Certified,
+    Manifest,
+    Task,
+    compares_tokens,
+    tasks_of,
+)
 from addnorm.service.engine.signature import SIGNATURE
 from addnorm.service.errors import StartupError
 
@@ -99,7 +106,7 @@ class Bundle:
     @property
     def compares_tokens(self) -> bool:
         """It tells queries from documents, and scores the vectors of their tokens."""
-        return "token_vectors" in self.manifest.heads and len(self.manifest.input_types) == 2
+        return compares_tokens(self.manifest.heads, self.manifest.input_types)
 
     @cached_property
     def rows_are_tokens(self) -> bool:

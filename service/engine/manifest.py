@@ -2,7 +2,7 @@
 files."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Protocol
@@ -131,6 +131,11 @@ def tasks_of(
     if logits.width != vocab_size or labels:  # words of a vocabulary have no labels
         return (*tasks, "tag")
     return (*tasks, "complete") if is_causal else (*tasks, "fill_mask", "sparse")
+
+
+def compares_tokens(heads: Collection[str], input_types: Collection[InputType]) -> bool:
+    """A model with these tells queries from documents, and scores the vectors of their tokens."""
+    return "token_vectors" in heads and len(input_types) == 2
 
 
 class Int8(_Part):

@@ -27,14 +27,16 @@ WORDS: dict[Task, str] = {
     "multi_vector": "make a vector for each token",
     "complete": "score completions",
 }
+WITHOUT_TASK = (
+    "it is a module without a task: use /v1/infer or KServe V2, or export it again with a tokenizer"
+    " and labels=, pooling= or task="
+)
 
 
 def abilities(bundle: Bundle) -> str:
     """The model's tasks, in words."""
     words = " and ".join(WORDS[task] for task in bundle.tasks)
-    return (
-        f"it can {words}" if words else "it is a module served as it is: use /v1/infer or KServe V2"
-    )
+    return f"it can {words}" if words else WITHOUT_TASK
 
 
 State = Literal["READY", "LOADING", "UNAVAILABLE"]  # in KServe's words

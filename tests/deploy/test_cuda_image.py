@@ -1,9 +1,11 @@
 """The image for a GPU and the services of compose, as far as files say it: no engine runs here."""
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -66,3 +68,14 @@ def test_the_compose_service_for_grpc_publishes_its_port() -> None:
         grpc.pop(key)
         plain.pop(key, None)
     assert grpc == plain
+
+
+@pytest.mark.parametrize("name", ["own-model", None])
+def test_compose_serves_whichever_bundle_there_is(tmp_path: Path, name: str | None) -> None:
+    if name:
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1" / "manifest.json").touch()
+    command = COMPOSE["addnorm"]["command"][-1].replace("$$", "$").replace("/models", str(tmp_path))
+    shown = command.replace("exec python -m addnorm serve", "echo")
+    ended = subprocess.run(["sh", "-c", shown], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["--bundles", str(tmp_path) if name else "/bundles"]

@@ -117,6 +117,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("late")
     for name, write in FOLDERS.items():
         with Checkpoint(f"{write(root / name)}").packed(NO_WISHES) as source:
+            assert "rerank" in source.tasks  # as the export prints them
             export(source, root / "bundles", name)
     return root
 

@@ -352,8 +352,8 @@ def test_every_route_says_what_it_is(tmp_path: Path) -> None:
         assert client.get("/info").json()["model_type"] == {"as_it_is": {}}
         message = client.post("/rerank", json={"model": "own", "query": "a", "texts": ["b"]}).text
         assert (
-            "own/1 cannot rerank: it is a module served as it is: use /v1/infer or KServe V2"
-            in message
+            "own/1 cannot rerank: it is a module without a task: use /v1/infer or KServe V2, or"
+            " export it again with a tokenizer and labels=, pooling= or task=" in message
         )
         assert client.post("/api/show", json={"model": "own"}).json()["capabilities"] == []
         pin = client.post("/v2/repository/models/own/1/pin", json={"x": 1})
