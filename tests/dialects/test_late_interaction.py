@@ -107,8 +107,7 @@ FOLDERS: dict[str, Write] = {
     "pylate": pylate,
     "stanford": stanford,
     "unseen": native({"strategy": "min", "attend": False, "length": 6}),
-    "seen": native({"strategy": "fixed", "attend": True, "length": 6}),
-    "joined": native({"strategy": "fixed", "attend": False, "length": 6}, factor=2),
+    "joined": native({"strategy": "fixed", "attend": True, "length": 6}, factor=2),
 }
 
 
