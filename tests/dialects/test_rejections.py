@@ -701,7 +701,7 @@ def client(
         *text_bundles.iterdir(), *task_bundles.iterdir(), *multi_vector_bundles.iterdir(),
     ]  # fmt: skip
     root = linked(tmp_path_factory.mktemp("all"), folders)
-    defaults = {**DEFAULTS, "embed": "embedder", "complete": "gpt"}
+    defaults = {**DEFAULTS, "embed": "embedder", "complete": "gpt", "rerank": "reranker"}
     with client_of(inference_of(root, default_models=defaults)) as client:
         yield client
         body = {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]]}
