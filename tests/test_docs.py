@@ -16,9 +16,8 @@ import pytest
 
 from addnorm.corpus import command as corpus
 from addnorm.corpus.index_check import MEANINGS
-from addnorm.export import exporting, sources
+from addnorm.export import exporting
 from addnorm.export.certificate.forward import refuse_unlike
-from addnorm.export.exporting import export
 from addnorm.export.sources import Source
 from addnorm.export.words.folder_tokenizer import NoTexts
 from addnorm.service import command as service
@@ -27,7 +26,6 @@ from addnorm.service.engine.manifest import Limits
 from benchmarks.documents.__main__ import pages
 from benchmarks.registry import EXPERIMENTS, GROUPS, PROOFS
 from tests.conftest import inference_of, linked, serving
-from tests.support import multi_vector
 from tests.support.texts import TEXT_MODEL
 from tests.support.waiting import eventually
 
@@ -116,11 +114,11 @@ STAND_INS = {  # what programs name -> what the tests' tiny models have
 
 
 @pytest.fixture(scope="module")
-def late_url(multi_vector_bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def late_url(
+    multi_vector_bundles: Path, three_kinds_bundles: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     """Models with a vector for each token."""
-    root = tmp_path_factory.mktemp("late")
-    export(sources.checkpoint(multi_vector.three_kinds(root / "folder")), root, "bge-m3")
-    folders = [*multi_vector_bundles.iterdir(), root / "bge-m3"]
+    folders = [*multi_vector_bundles.iterdir(), *three_kinds_bundles.iterdir()]
     with serving(inference_of(linked(tmp_path_factory.mktemp("served"), folders))) as url:
         yield url
 

@@ -42,12 +42,12 @@ def test_texts_alone_go_through_no_template(tmp_path: Path, modalities: Any) -> 
 
 def test_an_export_says_what_is_not_served_and_what_is_not_read(tmp_path: Path) -> None:
     tell(checkpoint(tmp_path), PROGRAM, similarity_fn_name="dot", its_own=1)
-    (tmp_path / "colbert_linear.pt").write_bytes(b"")
+    (tmp_path / "model_head.pkl").write_bytes(b"")
     source = sources.checkpoint(tmp_path, Wishes(own_reading=True))
     assert source.facts["similarity"] == "dot"
     assert [*checking.findings(source)][-3:] == [
         f"fields that are not read: {PROGRAM}: its_own",
-        "other files, not served: colbert_linear.pt (FlagEmbedding's head of vectors of tokens)",
+        "other files, not served: model_head.pkl (SetFit's classifier)",
         "similarity: dot",
     ]
 

@@ -56,7 +56,13 @@ def three_kinds(folder: Path) -> Path:
     write_modules(folder, Transformer="", Pooling="1", Normalize="2")
     write_settings(folder / "1", pooling_mode="cls", embedding_dimension=D_MODEL)
     write_settings(folder / "2")
-    torch.manual_seed(0)
-    for name, width in (("colbert_linear.pt", D_MODEL), ("sparse_linear.pt", 1)):
-        torch.save(nn.Linear(D_MODEL, width).state_dict(), folder / name)
+    for name, layer in flag_layers().items():
+        torch.save(layer.state_dict(), folder / name)
     return folder
+
+
+def flag_layers() -> dict[str, nn.Linear]:
+    """FlagEmbedding's heads, by the files that have them."""
+    torch.manual_seed(0)
+    widths = {"colbert_linear.pt": D_MODEL, "sparse_linear.pt": 1}
+    return {name: nn.Linear(D_MODEL, width) for name, width in widths.items()}

@@ -1,6 +1,5 @@
 """Texts or token ids in one field, as OpenAI's routes take them: one or several, of one kind."""
 
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, TypeAdapter
@@ -111,8 +110,10 @@ async def read_sequences(
     if not sequences:
         raise EmptyInput(f"{field} is empty: send at least one text or sequence", param=field)
     if isinstance(sequences[0], str):
-        texts = _prompted(field, sequences, truncate, prompt_name, model, input_type)
-        texts = texts._replace(left=left, keeps_prompt=keeps_prompt)
+        texts = TextsToTokenize.prompted(field, sequences, bool(truncate), model, prompt_name)
+        if input_type:
+            texts = add_type_prompt(texts, *input_type, prompt_name)
+        texts = texts._replace(can_cut=truncate is not None, left=left, keeps_prompt=keeps_prompt)
         return await tools.texts.tokenize(texts, ask)
     for index, sequence in enumerate(sequences):
         if not sequence:
@@ -173,26 +174,16 @@ async def read_chunks(
         )
     texts = [chunk for chunk in chunks if isinstance(chunk, str)]  # all of them
     whole = ["".join(texts)] if texts else []
-    text = _prompted(field, whole, truncate, prompt_name, model, input_type)
+    text = TextsToTokenize.prompted(field, whole, truncate, model, prompt_name)
+    if input_type:
+        text = add_type_prompt(text, *input_type, prompt_name)
     text = text._replace(named=lambda *_: f"{field} as one text")
     batch, padding, encodings = await tools.texts.tokenize_with_offsets(text, ask)
-    (places,) = spans.in_texts(whole, text, encodings)
-    return batch, padding, spans.of_chunks(texts, places, field)
-
-
-def _prompted(
-    field: str,
-    texts: Sequence[Any],
-    truncate: bool | None,
-    prompt_name: str | None,
-    model: Model,
-    input_type: tuple[str, str] | None,
-) -> TextsToTokenize:
-    """Texts with their prompt; the arguments are those of `read_sequences`."""
-    prompted = TextsToTokenize.prompted(field, texts, bool(truncate), model, prompt_name)
-    if input_type:
-        prompted = add_type_prompt(prompted, *input_type, prompt_name)
-    return prompted._replace(can_cut=truncate is not None)
+    places = spans.in_texts(whole, text, encodings)
+    chunk_tokens = await tools.bodies.read(
+        ask.num_body_bytes, ask, spans.of_chunks, texts, places, field
+    )
+    return batch, padding, chunk_tokens
 
 
 def _read_rows(

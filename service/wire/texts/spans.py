@@ -112,9 +112,10 @@ def read(ranges: list[list[list[int]]], rows: Iterator[Places], field: str) -> S
     return Spans(np.array(token_ranges, np.int64).reshape(-1, 2), np.array(lengths))
 
 
-def of_chunks(chunks: Sequence[str], places: Places, field: str) -> Spans:
-    """The tokens of each chunk of one text, which is all of them end to end. InvalidInput names a
-    chunk without a token."""
+def of_chunks(chunks: Sequence[str], rows: Iterator[Places], field: str) -> Spans:
+    """The tokens of each chunk of the only row, which is all of them end to end. InvalidInput names
+    a chunk without a token."""
+    (places,) = rows
     ascending, tokens = places.tokens()
     token_ranges = list[tuple[int, int]]()
     for index, (begin, end) in enumerate(pairwise(accumulate(map(len, chunks), initial=0))):
