@@ -80,7 +80,7 @@ def test_tensors_are_the_same_vectors_end_to_end(task_client: httpx.Client) -> N
     np.testing.assert_array_equal(arrays["pooled"], np.concatenate(plain).astype(np.float32))
 
 
-CHUNKS = [TEXT[:17], TEXT[17:]]
+CHUNKS, CHUNK_SPANS = [TEXT[:16], TEXT[16:]], [[0, 16], [16, 40]]  # a token begins at 16
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_late_chunking_gives_the_vectors_of_spans(
     body = {"model": MODEL, "input": CHUNKS, "late_chunking": True, "dtype": "float32", **fields}
     normalize = task_client.get(f"/v1/models/{MODEL}").json()["normalize"]
     options |= {"normalize": fields.get("normalized", normalize), "dtype": body["dtype"]}
-    (expected,) = pooled(task_client, texts=[TEXT], spans=[SPANS[:2]], **options)
+    (expected,) = pooled(task_client, texts=[TEXT], spans=[CHUNK_SPANS], **options)
     answer = task_client.post("/v1/embeddings", json=body).json()
     assert [entry["embedding"] for entry in answer["data"]] == expected
     assert answer["usage"]["prompt_tokens"] > len(TOKENS)
