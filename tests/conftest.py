@@ -349,6 +349,17 @@ def multi_vector_bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def three_kinds_bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny bge-m3, with dense, sparse and token vectors."""
+
+    def make(root: Path) -> None:
+        folder = multi_vector.three_kinds(root / "bge-m3")
+        export(sources.checkpoint(folder), root / "bundles", "bge-m3")
+
+    return made_once(tmp_path_factory, "three-kinds", make) / "bundles"
+
+
+@pytest.fixture(scope="session")
 def task_url(task_bundles: Path) -> Iterator[str]:
     with serving(inference_of(task_bundles, default_models=DEFAULTS)) as url:
         yield url

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +25,7 @@ from addnorm.service.engine.fingerprint import Fingerprint
 from addnorm.service.engine.manifest import Limits
 from benchmarks.documents.__main__ import pages
 from benchmarks.registry import EXPERIMENTS, GROUPS, PROOFS
+from tests.conftest import inference_of, linked, serving
 from tests.support.texts import TEXT_MODEL
 from tests.support.waiting import eventually
 
@@ -91,11 +93,13 @@ def programs_of(guide: str) -> list[str]:
 
 
 OF_TASK_MODELS = ("reranker", "rerank-in-time", "classifiers", "typed-decisions", "leaving-tei")
+OF_LATE_MODELS = ("token-vectors", "three-kinds-of-vectors")
 RUN = [  # the server of a program, and the program
     *(("text_url", program) for program in PROGRAMS),
     *(("task_url", program) for program in OF_TASKS),
     *(("task_url", *programs_of(guide)) for guide in OF_TASK_MODELS),
     ("text_url", *programs_of("int8")),
+    *(("late_url", *programs_of(guide)) for guide in OF_LATE_MODELS),
 ]
 
 
@@ -104,8 +108,19 @@ STAND_INS = {  # what programs name -> what the tests' tiny models have
     '"deberta-v3-base-prompt-injection-v2"': '"classifier"',
     '"INJECTION"': '"entailment"',
     '"jev-latest"': '"classifier"',
+    '"answerai-colbert-small-v1"': '"colbert"',
     "(text, 700)": "(text, 20)",
 }
+
+
+@pytest.fixture(scope="module")
+def late_url(
+    multi_vector_bundles: Path, three_kinds_bundles: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """Models with a vector for each token."""
+    folders = [*multi_vector_bundles.iterdir(), *three_kinds_bundles.iterdir()]
+    with serving(inference_of(linked(tmp_path_factory.mktemp("served"), folders))) as url:
+        yield url
 
 
 @pytest.mark.parametrize(("url", "program"), RUN, ids=range(len(RUN)))
@@ -121,18 +136,18 @@ def test_the_programs_of_readme_models_clients_tasks_and_guides_run(
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("guide", ["reranker", "classifiers"])
+@pytest.mark.parametrize("guide", ["reranker", "classifiers", *OF_LATE_MODELS])
 def test_a_guide_asks_for_models_by_the_names_that_its_own_command_gives(guide: str) -> None:
     page = (GUIDES / f"{guide}.md").read_text()
     (command,) = re.findall(r"^\S*addnorm serve (.+)$", page, re.MULTILINE)
     served = {word.rpartition("/")[2] for word in command.split() if "/" in word}
-    models = set(re.findall(r'"?model"?[=:] ?"(.+?)"', *programs_of(guide)))
+    models = set(re.findall(r'"?model"? ?[=:] ?"(.+?)"', *programs_of(guide)))
     assert models
     assert models <= served
 
 
 def test_each_guide_has_a_program_that_a_test_runs_and_says_what_is_not_done() -> None:
-    tried = {*OF_TASK_MODELS, "int8", "own-transformer", "own-program", "agents"}
+    tried = {*OF_TASK_MODELS, *OF_LATE_MODELS, "int8", "own-transformer", "own-program", "agents"}
     assert {page.stem for page in GUIDES.iterdir()} == tried
     for page in GUIDES.iterdir():
         assert "**Not done here**" in page.read_text() or "**When not**" in page.read_text()

@@ -191,7 +191,7 @@ MODELS = (
     Model("sentence-transformers/all-mpnet-base-v2", "embed", "mpnet-base", 384),
     Model("BAAI/bge-small-en-v1.5", "embed", "minilm-l12", 512),
     Model("BAAI/bge-base-en-v1.5", "embed", "bert-base", 512),
-    Model("BAAI/bge-m3", "embed (dense vectors alone)", "xlm-roberta-large", 8192),
+    Model("BAAI/bge-m3", "embed, sparse, rerank", "xlm-roberta-large", 8192),
     Model("intfloat/multilingual-e5-small", "embed", "multilingual-small", 512),
     Model("intfloat/multilingual-e5-base", "embed", "xlm-roberta-base", 512),
     Model("intfloat/multilingual-e5-large", "embed", "xlm-roberta-large", 512),

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.tasks import scoring
 from addnorm.service.engine.manifest import Precision
-from addnorm.service.engine.outputs import Pooled, ScoredPrompts, TopLogits
+from addnorm.service.engine.outputs import Pooled, PooledSpans, ScoredPrompts, TopLogits
 from addnorm.service.engine.outputs.values import VectorDType
 from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
@@ -26,7 +26,12 @@ from addnorm.service.wire.codec.validation import Strict, agreed
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
 from addnorm.service.wire.route import Protocol, Route
 from addnorm.service.wire.texts.json_answers import JsonAnswer, in_base64, pooled, usage
-from addnorm.service.wire.texts.sequences import OTHER_VOCABULARY, Sequences, read_sequences
+from addnorm.service.wire.texts.sequences import (
+    OTHER_VOCABULARY,
+    Sequences,
+    read_chunks,
+    read_sequences,
+)
 from addnorm.service.wire.texts.texts import MODEL, PRECISION, PROMPT_NAME, Truncation, check_limit
 
 InputType = Literal["query", "document", "passage", "text", "search_query", "search_document"]
@@ -82,6 +87,11 @@ class EmbeddingsFields(Strict):
         None, description="Jina's: whether vectors have length 1; by default as the bundle says."
     )
     normalize: bool | None = Field(None, description="`normalized`, as vLLM calls it.")
+    late_chunking: bool | None = Field(
+        None,
+        description="Jina's: the texts are parts of one, which is all of them end to end. The model"
+        " reads that at once, and each vector is the mean over its own part's tokens.",
+    )
 
 
 # LangChain sends texts as ids of OpenAI's own vocabulary unless told not to
@@ -152,19 +162,27 @@ async def embed(body: EmbeddingsRequest, ask: Ask, tools: Tools) -> Encode:
     if body.input_type is not None and body.task is not None:
         raise InvalidInput("task and input_type are both set: send one of them", param="task")
     kind = body.task or body.input_type
+    input_type = None if kind is None else ("task" if body.task else "input_type", kind)
+    cuts, left = tools.texts.cuts(truncate, texts=body.input), body.truncate == "START"
     ask.field, ask.hint = "input", HINT
-    ask.batch, ask.padding = await read_sequences(
-        "input",
-        body.input,
-        tools.texts.cuts(truncate, texts=body.input),
-        prompt_name,
-        ask,
-        tools,
-        left=body.truncate == "START",
-        keeps_prompt=True,
-        hint=HINT,
-        input_type=None if kind is None else ("task" if body.task else "input_type", kind),
-    )
+    if body.late_chunking:
+        ask.batch, ask.padding, spans = await read_chunks(
+            "input", body.input, cuts, prompt_name, ask, tools, left=left, input_type=input_type
+        )
+        ask.outputs = (PooledSpans("mean", normalize, dimensions, numbers, spans=spans),)
+    else:
+        ask.batch, ask.padding = await read_sequences(
+            "input",
+            body.input,
+            cuts,
+            prompt_name,
+            ask,
+            tools,
+            left=left,
+            keeps_prompt=True,
+            hint=HINT,
+            input_type=input_type,
+        )
     return JsonAnswer(in_base64 if ask.binary else pooled, words=_embeddings)
 
 

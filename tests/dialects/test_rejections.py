@@ -205,7 +205,7 @@ TABLES: list[tuple[Any, str, dict[str, Any], list[Any]]] = [
     ]),
     (OPENAI, "/v1/infer", PACKED, [
         ({"normalize": False}, "dtype", '...which have length 1: send "normalize": true'),
-        ({"pooling": "max"}, "dtype", "...which are pooled by 'mean': leave pooling out"),
+        ({"pooling": "max"}, "dtype", "...which are pooled by 'mean', not 'max': leave that out"),
         ({"model": "notebook", "input_ids": [[1]]}, "dtype",
          "...notebook/1 has no ranges to compute it with"),
         ({"outputs": ["pooled", "activations"]}, "dtype",
@@ -383,8 +383,17 @@ TABLES: list[tuple[Any, str, dict[str, Any], list[Any]]] = [
     ]),
     (OPENAI, "/v1/embeddings", {"model": "embedder", "input": ["a"]}, [
         ({"modality": "image"}, "modality", "modality"),
-        ({"late_chunking": True}, "late_chunking",
-         "late_chunking is true: spans of /v1/infer has vectors of ranges"),
+        ({"late_chunking": True, "input": [[2, 3]]}, "late_chunking",
+         "late_chunking is true, but input has token ids: send texts"),
+        ({"late_chunking": True, "input": []}, "input", "input is empty"),
+        ({"late_chunking": True, "input": ["a " * 30, "b " * 30]}, "input",
+         "input as one text has 62 tokens, 22 more than embedder/1 takes (40): shorten it, or"),
+        ({"late_chunking": True, "input": ["a " * 30, "b " * 30, "c"], "truncate": True}, "input",
+         "input[2] has no vector in one text with the other chunks: the text is truncated before"),
+        ({"late_chunking": True, "input": ["pads ", "", "are"]}, "input",
+         "input[1] has no vector in one text with the other chunks: it has no token of its own"),
+        ({"late_chunking": True, "truncate": "START"}, "truncate",
+         "truncate is 'START', but late_chunking keeps the first chunks"),
         ({"truncate_prompt_tokens": 7}, "truncate_prompt_tokens",
          "truncate_prompt_tokens is 7: embedder/1 truncates texts to 40"),
         ({"input_type": "query", "task": "retrieval.query"}, "task",
@@ -692,7 +701,7 @@ def client(
         *text_bundles.iterdir(), *task_bundles.iterdir(), *multi_vector_bundles.iterdir(),
     ]  # fmt: skip
     root = linked(tmp_path_factory.mktemp("all"), folders)
-    defaults = {**DEFAULTS, "embed": "embedder", "complete": "gpt"}
+    defaults = {**DEFAULTS, "embed": "embedder", "complete": "gpt", "rerank": "reranker"}
     with client_of(inference_of(root, default_models=defaults)) as client:
         yield client
         body = {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]]}

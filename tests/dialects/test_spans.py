@@ -1,5 +1,6 @@
 """Vectors of ranges: of characters of texts, of places in input_ids."""
 
+import base64
 from typing import Any
 
 import httpx
@@ -77,3 +78,47 @@ def test_tensors_are_the_same_vectors_end_to_end(task_client: httpx.Client) -> N
     arrays = load(task_client.post("/v1/infer", json=sent, headers=headers).content)
     assert arrays["pooled.lengths"].tolist() == [4, 1]
     np.testing.assert_array_equal(arrays["pooled"], np.concatenate(plain).astype(np.float32))
+
+
+CHUNKS, CHUNK_SPANS = [TEXT[:16], TEXT[16:]], [[0, 16], [16, 40]]  # a token begins at 16
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({}, {}),
+        ({"normalized": True, "task": "retrieval.query"}, {"prompt_name": "query"}),
+        ({"input": [{"text": chunk} for chunk in CHUNKS], "dtype": "ubinary"}, {}),
+    ],
+)
+def test_late_chunking_gives_the_vectors_of_spans(
+    task_client: httpx.Client, fields: dict[str, Any], options: dict[str, Any]
+) -> None:
+    body = {"model": MODEL, "input": CHUNKS, "late_chunking": True, "dtype": "float32", **fields}
+    normalize = task_client.get(f"/v1/models/{MODEL}").json()["normalize"]
+    options |= {"normalize": fields.get("normalized", normalize), "dtype": body["dtype"]}
+    (expected,) = pooled(task_client, texts=[TEXT], spans=[CHUNK_SPANS], **options)
+    answer = task_client.post("/v1/embeddings", json=body).json()
+    assert [entry["embedding"] for entry in answer["data"]] == expected
+    assert answer["usage"]["prompt_tokens"] > len(TOKENS)
+    alone = task_client.post("/v1/embeddings", json={**body, "late_chunking": False}).json()
+    assert all(
+        entry["embedding"] != vector for entry, vector in zip(alone["data"], expected, strict=True)
+    )
+
+
+def test_late_chunking_with_other_fields(task_client: httpx.Client) -> None:
+    def vectors(**fields: Any) -> Any:
+        body = {"model": MODEL, "input": CHUNKS, "late_chunking": True, **fields}
+        answer = task_client.post("/v1/embeddings", json=body)
+        assert answer.status_code == 200, answer.text
+        return [entry["embedding"] for entry in answer.json()["data"]]
+
+    whole = np.array(vectors(normalized=False), np.float32)
+    short = np.array(vectors(normalized=False, dimensions=5), np.float32)
+    np.testing.assert_array_equal(short, whole[:, :5])
+    encoded = vectors(normalized=False, encoding_format="base64")
+    decoded = [np.frombuffer(base64.b64decode(text), np.float32) for text in encoded]
+    np.testing.assert_array_equal(decoded, whole)
+    cut = vectors(input=[*CHUNKS, " a" * 60], truncate=True)
+    assert len(cut) == 3

@@ -102,6 +102,9 @@ def test_an_embedder_of_a_family_without_a_table_answers_as_its_library(
         np.testing.assert_allclose(asked, library.encode(TEXTS, prompt_name="query"), atol=1e-6)
         refused = client.post("/v1/infer", json={"texts": ["a"], "pooling": "max"})
         assert "pools in its graph" in refused.json()["error"]["message"]
+        chunks = {"model": bundle.ref, "input": ["a", "b"], "late_chunking": True}
+        error = client.post("/v1/embeddings", json=chunks).json()["error"]
+        assert (error["param"], "pools in its graph" in error["message"]) == ("late_chunking", True)
     command.verify([str(bundle.path), "--checkpoint", str(folder)])
     assert [*bundles.read(bundle.path).peak_bytes] == [SIZES["max_position_embeddings"]]
     long_texts_are_rejected_for_their_memory(bundle, out)

@@ -1,4 +1,5 @@
-"""A folder as MultiVectorEncoder writes it: queries, documents, and the vectors of their tokens."""
+"""Folders of models with a vector for each token: as MultiVectorEncoder writes one, and as bge-m3
+is, whose vectors are of three kinds."""
 
 import string
 from pathlib import Path
@@ -43,3 +44,25 @@ def checkpoint(folder: Path) -> Path:
     file = "config_sentence_transformers.json"
     write_settings(folder, file, prompts=prompts, model_type="MultiVectorEncoder")
     return folder
+
+
+def three_kinds(folder: Path) -> Path:
+    """Pooled and sparse vectors, and those of tokens: the last two by FlagEmbedding's heads."""
+    save(made("BertModel", vocab_size=len(WORDS)), folder)
+    tokenizer().save(str(folder / "tokenizer.json"))
+    special = {f"{kind}_token": f"[{kind.upper()}]" for kind in ("pad", "unk", "cls", "sep")}
+    classes = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 40}
+    write_settings(folder, "tokenizer_config.json", **special, **classes)
+    write_modules(folder, Transformer="", Pooling="1", Normalize="2")
+    write_settings(folder / "1", pooling_mode="cls", embedding_dimension=D_MODEL)
+    write_settings(folder / "2")
+    for name, layer in flag_layers().items():
+        torch.save(layer.state_dict(), folder / name)
+    return folder
+
+
+def flag_layers() -> dict[str, nn.Linear]:
+    """FlagEmbedding's heads, by the files that have them."""
+    torch.manual_seed(0)
+    widths = {"colbert_linear.pt": D_MODEL, "sparse_linear.pt": 1}
+    return {name: nn.Linear(D_MODEL, width) for name, width in widths.items()}

@@ -78,7 +78,7 @@ class VectorsOutput(Output[Value_co]):
             check_dimensions("dimensions", self.dimensions, bundle)
         manifest, mismatch = bundle.manifest, ""
         if self.pooling not in (None, manifest.pooling):
-            mismatch = f"are pooled by {manifest.pooling!r}: leave pooling out"
+            mismatch = f"are pooled by {manifest.pooling!r}, not {self.pooling!r}: leave that out"
         elif self.dimensions not in (None, bundle.width(self.name)):
             mismatch = f"have {bundle.width(self.name)} dimensions: leave dimensions out"
         for dtype in RANGED.intersection(self.dtypes):

@@ -111,7 +111,7 @@ FOREIGN: Mapping[str, Foreign] = {
     "embedding_types": Foreign((["float"],)),
     "encoding_format": Foreign(("float",)),
     "endianness": Foreign(("native", "little")),  # vLLM
-    "late_chunking": Foreign((False,), "spans of /v1/infer has vectors of ranges of a text"),
+    "late_chunking": Foreign((False,), "/v1/embeddings has it, and /v1/infer has spans"),
     "normalize": Foreign(()),
     "normalized": Foreign(()),
     "output_dimension": Foreign(()),

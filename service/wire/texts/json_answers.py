@@ -10,7 +10,7 @@ from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.tasks.classification import Scored, best
 from addnorm.service.asking.tasks.similarity import similarities
 from addnorm.service.engine.model import Model
-from addnorm.service.engine.outputs import Pooled
+from addnorm.service.engine.outputs import Pooled, PooledSpans
 from addnorm.service.wire.codec.negotiation import written
 from addnorm.service.wire.codec.payload import Payload, base64_of
 
@@ -36,6 +36,8 @@ class JsonAnswer:
 
 
 def pooled(ask: Ask) -> Any:
+    if PooledSpans in ask.values:
+        return ask.value(PooledSpans).joined
     return ask.value(Pooled).joined
 
 

@@ -7,11 +7,13 @@ from pydantic_core import PydanticCustomError
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.engine.batch import Batch, Padding, from_lists
+from addnorm.service.engine.heads import Spans
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.tokenizer import has_ends
 from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.validation import Strict
+from addnorm.service.wire.texts import spans
 from addnorm.service.wire.texts.texts import TextsToTokenize
 
 Row = Annotated[list[int], Field(fail_fast=True)]  # a bad body must not cost a million errors
@@ -136,6 +138,52 @@ async def read_sequences(
     is_checked = only_own and not tools.texts.settings.trust_token_ids
     owner = model if is_checked else None
     return await tools.bodies.read(ask.num_body_bytes, ask, _read_rows, field, rows, owner, hint)
+
+
+async def read_chunks(
+    field: str,
+    chunks: list[str] | list[list[int]],
+    truncate: bool,
+    prompt_name: str | None,
+    ask: Ask,
+    tools: Tools,
+    *,
+    left: bool = False,
+    input_type: tuple[str, str] | None = None,
+) -> tuple[Batch, Padding, Spans]:
+    """The texts of a field as one text, end to end, and the tokens of each. Arguments are those of
+    `read_sequences`. InvalidInput for token ids, for models without rows of tokens, and for `left`.
+    """
+    model, param = ask.model, "late_chunking"
+    if not model.bundle.rows_are_tokens:
+        raise InvalidInput(
+            f"late_chunking is true, but {model.bundle.ref} pools in its graph, with one vector per"
+            " text: leave it out",
+            param=param,
+        )
+    if chunks and not isinstance(chunks[0], str):
+        raise InvalidInput(
+            f"late_chunking is true, but {field} has token ids: send texts, or ranges of token ids"
+            " in spans of /v1/infer",
+            param=param,
+        )
+    if left:
+        raise InvalidInput(
+            "truncate is 'START', but late_chunking keeps the first chunks: send 'END' or 'NONE'",
+            param="truncate",
+        )
+    texts = [chunk for chunk in chunks if isinstance(chunk, str)]  # all of them
+    whole = ["".join(texts)] if texts else []
+    text = TextsToTokenize.prompted(field, whole, truncate, model, prompt_name)
+    if input_type:
+        text = add_type_prompt(text, *input_type, prompt_name)
+    text = text._replace(named=lambda *_: f"{field} as one text")
+    batch, padding, encodings = await tools.texts.tokenize_with_offsets(text, ask)
+    places = spans.in_texts(whole, text, encodings)
+    chunk_tokens = await tools.bodies.read(
+        ask.num_body_bytes, ask, spans.of_chunks, texts, places, field
+    )
+    return batch, padding, chunk_tokens
 
 
 def _read_rows(

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -26,6 +27,11 @@ class Places(NamedTuple):
     of_tokens: Ints  # ascending but for NOWHERE
     size: int  # of the row
     units: str
+
+    def tokens(self) -> tuple[list[int], list[int]]:
+        """The places of the tokens that are somewhere, ascending, and the tokens."""
+        indices = np.flatnonzero(self.of_tokens != NOWHERE)
+        return self.of_tokens[indices].tolist(), indices.tolist()
 
 
 def in_layout(padding: Padding) -> Iterator[Places]:
@@ -77,8 +83,7 @@ def read(ranges: list[list[list[int]]], rows: Iterator[Places], field: str) -> S
                 param="spans",
             )
         # a range is found by halving, as a row may have one for each of its tokens
-        indices = np.flatnonzero(places.of_tokens != NOWHERE)
-        ascending, tokens = places.of_tokens[indices].tolist(), indices.tolist()
+        ascending, tokens = places.tokens()
         for index, (begin, end) in enumerate(row_ranges):
             place = f"spans[{row}][{index}] is [{begin}, {end}]"
             if not 0 <= begin < end <= places.size:
@@ -105,3 +110,23 @@ def read(ranges: list[list[list[int]]], rows: Iterator[Places], field: str) -> S
             param="spans",
         )
     return Spans(np.array(token_ranges, np.int64).reshape(-1, 2), np.array(lengths))
+
+
+def of_chunks(chunks: Sequence[str], rows: Iterator[Places], field: str) -> Spans:
+    """The tokens of each chunk of the only row, which is all of them end to end. InvalidInput names
+    a chunk without a token."""
+    (places,) = rows
+    ascending, tokens = places.tokens()
+    token_ranges = list[tuple[int, int]]()
+    for index, (begin, end) in enumerate(pairwise(accumulate(map(len, chunks), initial=0))):
+        first, after = bisect_left(ascending, begin), bisect_left(ascending, end)
+        if first == after:
+            is_cut = begin >= places.size
+            reason = "the text is truncated before it" if is_cut else "it has no token of its own"
+            raise InvalidInput(
+                f"{field}[{index}] has no vector in one text with the other chunks: {reason}; send"
+                " it in another request, or together with its neighbour",
+                param=field,
+            )
+        token_ranges.append((tokens[first], tokens[after - 1] + 1))
+    return Spans(np.array(token_ranges, np.int64), np.array([len(chunks)]))
