@@ -3,6 +3,7 @@
 Families are those that the reader of checkpoints knows: a new one is tried at once.
 """
 
+import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import save_file
 from transformers import PretrainedConfig, PreTrainedModel
 
 from addnorm.export import sources
@@ -53,13 +55,14 @@ HEADS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "tagger": (transformers.AutoModelForTokenClassification, {"num_labels": 5}),
 }
+LATE_INTERACTION = "late-interaction"  # its queries are filled with tokens that no other sees
 PRECISIONS = ("fp32", "int8")
 # every order; a bias; windows; distances
 WITH_LENS = (*PRESETS, HEADED_FAMILY, "mpnet", "modernbert", "deberta-v2")
 
 
 def names() -> list[str]:
-    return [*PRESETS, *FAMILY_NAMES, *HEADS]
+    return [*PRESETS, *FAMILY_NAMES, *HEADS, LATE_INTERACTION]
 
 
 def export_all(
@@ -93,6 +96,7 @@ def _makers(checkpoints: Path) -> Iterator[tuple[str, Callable[[], Source]]]:
         yield family, partial(_language_model, family, checkpoints / family)
     for name, (kind, fields) in HEADS.items():
         yield name, partial(_head_model, kind, fields, checkpoints / name)
+    yield LATE_INTERACTION, partial(_late_interaction, checkpoints / LATE_INTERACTION)
 
 
 def _preset(name: str) -> Source:
@@ -122,6 +126,42 @@ def _language_model(family: str, folder: Path) -> Source:
 
 def _head_model(kind: Any, fields: dict[str, Any], folder: Path) -> Source:
     return _checkpoint(_build(kind, _config(HEADED_FAMILY, **fields)), folder)
+
+
+def _late_interaction(folder: Path) -> Source:
+    """A folder as MultiVectorEncoder writes it: vectors of tokens, and MaxSim."""
+    kinds = {
+        "": "sentence_transformers.base.modules.transformer.Transformer",
+        "1": "sentence_transformers.base.modules.dense.Dense",
+        "2": "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask",
+        "3": "sentence_transformers.base.modules.normalize.Normalize",
+    }
+    tokens = {"module_input_name": "token_embeddings"}
+    files = {
+        "modules.json": [
+            {"idx": number, "name": str(number), "path": path, "type": kind}
+            for number, (path, kind) in enumerate(kinds.items())
+        ],
+        "1/config.json": {"activation_function": "torch.nn.modules.linear.Identity", **tokens},
+        "2/config.json": {"skiplist_words": ["."]},
+        "3/config.json": tokens,
+        "sentence_bert_config.json": {
+            "query_expansion": {"strategy": "min", "attend": False, "length": 24}
+        },
+        "config_sentence_transformers.json": {"model_type": "MultiVectorEncoder"},
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast", "mask_token": "[MASK]",
+        },
+    }  # fmt: skip
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps(content))
+    layer = torch.nn.Linear(WIDTH, WIDTH // 2)
+    torch.nn.init.normal_(layer.weight, 0.0, WIDTH**-0.5)
+    torch.nn.init.normal_(layer.bias)
+    weights = {f"linear.{name}": tensor.detach() for name, tensor in layer.named_parameters()}
+    save_file(weights, folder / "1" / "model.safetensors")
+    return _checkpoint(_build(transformers.AutoModel, _config(HEADED_FAMILY)), folder)
 
 
 def _config(family: str, **fields: Any) -> PretrainedConfig:

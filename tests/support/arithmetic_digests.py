@@ -19,10 +19,12 @@ from tokenizers.pre_tokenizers import Whitespace
 from addnorm.corpus.comparison import compare
 from addnorm.service import arithmetic
 from addnorm.service.asking.tasks import classification, fill_mask, similarity, tagging
+from addnorm.service.asking.tasks.max_sim import max_sims
 from addnorm.service.asking.tasks.pieces import Pieces
 from addnorm.service.engine import heads
 from addnorm.service.engine.batch import Floats, Rows
-from addnorm.service.engine.manifest import Pooling
+from addnorm.service.engine.clusters import join_clusters
+from addnorm.service.engine.manifest import Clusters, Pooling
 from addnorm.service.engine.outputs import sparse
 from addnorm.service.engine.outputs.pooled import to_dtype
 from addnorm.service.engine.outputs.values import Dense, VectorDType
@@ -123,6 +125,8 @@ def places() -> dict[str, Make]:
         "cosines": lambda: similarity.similarities("cosine", *_unit_pair()),
         "sparse vectors": lambda: sparse.entries(numbers(1, 5003)[0], 200),
         "float16": lambda: Dense(numbers(30, 101, scale=60_000)).halved("pooled").joined,
+        "MaxSim": lambda: max_sims(numbers(9, 128), [numbers(n, 128)[n // 2 :] for n in (3, 70)]),
+        "joined vectors": lambda: join_clusters(heads.unit(numbers(60, 96)), Clusters(factor=2.0)),
         "figures of a stored index": comparison,
     }
     for pooling in get_args(Pooling):
