@@ -207,7 +207,7 @@ class Config:
     def _refuse_counts(self) -> None:
         if self.d_head is None and self.d_model % self.n_heads:
             raise ValueError(
-                f"d_model {self.d_model} is no multiple of n_heads {self.n_heads}: each head has"
+                f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}: each head has"
                 " the same number of dimensions; d_head names another number"
             )
         if self.n_heads % self.kv_heads:
@@ -259,7 +259,9 @@ class Config:
                 f" buckets {self.positions.buckets}: scores have distances, or one of these"
             )
         if not self.first_norm and self.block != "pre":
-            raise ValueError(f"first_norm is False and block is {self.block!r}: it is of order pre")
+            raise ValueError(
+                f"first_norm is False and block is {self.block!r}: it needs block 'pre'"
+            )
 
     @property
     def head_dims(self) -> int:

@@ -142,7 +142,12 @@ def _late_interaction(folder: Path) -> Source:
             {"idx": number, "name": str(number), "path": path, "type": kind}
             for number, (path, kind) in enumerate(kinds.items())
         ],
-        "1/config.json": {"activation_function": "torch.nn.modules.linear.Identity", **tokens},
+        "1/config.json": {
+            "activation_function": "torch.nn.modules.linear.Identity",
+            "in_features": WIDTH,
+            "out_features": WIDTH // 2,
+            **tokens,
+        },
         "2/config.json": {"skiplist_words": ["."]},
         "3/config.json": tokens,
         "sentence_bert_config.json": {

@@ -253,8 +253,8 @@ def _problem(folder: Path, files: Iterable[str] | None = None) -> str | None:
         return NO_FOLDER.format(folder)
     if (folder / ADAPTER).is_file():
         return (
-            f"{folder / ADAPTER} is of an adapter, which transformers adds to the weights of its"
-            " base model: merge it with peft's merge_and_unload(), and export the folder of its"
+            f"{folder / ADAPTER} belongs to an adapter, which transformers adds to the weights of"
+            " its base model: merge it with peft's merge_and_unload(), and export the folder of its"
             " save_pretrained()"
         )
     if not (folder / "config.json").is_file():

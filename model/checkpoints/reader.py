@@ -120,7 +120,11 @@ class Reader:
             listed = "; ".join(
                 f"{kind}: {_shorten(keys)}" for kind, keys in misfits.items() if keys
             )
-            advice = "; --ignore PREFIX leaves out what begins so" if misfits["unexpected"] else ""
+            advice = (
+                "; --ignore PREFIX leaves out keys with this prefix"
+                if misfits["unexpected"]
+                else ""
+            )
             raise CheckpointError(f"{folder}: weights do not fit: {listed}{advice}")
         return sorted([*self.unused, *unread_keys])
 

@@ -103,7 +103,9 @@ def read_flag_heads(folder: Path) -> dict[str, Dense]:
             continue
         tensors = weights.load(file)
         if tensors.keys() != {"weight", "bias"} or tensors["weight"].dim() != 2:
-            raise CheckpointError(f"{file} is no linear layer: it has {', '.join(sorted(tensors))}")
+            raise CheckpointError(
+                f"{file} is not a linear layer: it has {', '.join(sorted(tensors))}"
+            )
         stored = {f"linear.{key}": tensor for key, tensor in tensors.items()}
         activation: Activation = "relu" if output == "token_weights" else "identity"
         heads[output] = Dense(file, output, activation, weights.Weights(stored, (file,)))
@@ -383,7 +385,7 @@ def read_mask(folder: Path) -> Mask:
     words, tasks = config.get("skiplist_words") or [], config.get("skiplist_tasks")
     tasks = ["document"] if tasks is None else [tasks] if isinstance(tasks, str) else tasks
     if not all(isinstance(word, str) for word in words):
-        raise CheckpointError(f"{file} is broken: skiplist_words are no words")
+        raise CheckpointError(f"{file} is broken: skiplist_words must be words")
     if unknown := [task for task in tasks if task not in INPUT_TYPES]:
         choices = ", ".join(INPUT_TYPES)
         raise CheckpointError(f"{file}: skiplist_tasks has {unknown[0]!r}, supported are {choices}")
@@ -617,7 +619,7 @@ def list_modules(folder: Path) -> list[tuple[str, Path]]:
     listed = _listed(folder)
     if router := router_of(folder):
         if rest := listed[1:]:
-            raise refusal(rest[0][0], f"it stands after a {ROUTER}")
+            raise refusal(rest[0][0], f"it comes after a {ROUTER}")
         return [*router.document]
     if listed and listed[0][0] not in (*TRANSFORMERS, STATIC):
         raise refusal(listed[0][0], "the first module must be Transformer")
@@ -699,7 +701,7 @@ class _Modules:
             self.mask = read_mask(folder)
         elif kind == TOKEN_POOLING and self.mask:
             if not self.normalize:
-                raise refusal(kind, "it stands before Normalize")
+                raise refusal(kind, "it comes before Normalize")
         elif kind == "LogitScore" and not (self.score or self.pooling or self.dense):
             self.score = read_score(folder)
         elif kind == "SpladePooling":
@@ -710,7 +712,7 @@ class _Modules:
                     raise CheckpointError(f"{file}: {name} is {value!r}, supported is {supported}")
             self.sparse_activation = config.get("activation_function", "relu")
         elif kind != "Dropout":  # which does nothing outside training
-            twice = "it stands there twice" if kind in KINDS else f"known are {', '.join(KINDS)}"
+            twice = "it is listed twice" if kind in KINDS else f"known are {', '.join(KINDS)}"
             raise refusal(kind, REFUSED.get(kind, twice))
 
     def _add_layer(self, layer: Layer, output: str) -> None:
@@ -720,7 +722,7 @@ class _Modules:
         if self.normalize or (output == "pooled" and not self.pooling):
             vectors = "vectors of tokens" if output == "token_vectors" else "pooled vectors"
             place = "after Normalize" if self.normalize else "before Pooling"
-            raise refusal(name, f"a {type(layer).__name__} of {vectors} stands {place}")
+            raise refusal(name, f"a {type(layer).__name__} of {vectors} comes {place}")
         self.dense.setdefault(output, []).append(layer)
 
     def _add_normalize(self, file: Path) -> None:
@@ -774,7 +776,7 @@ def _prompts(file: Path) -> tuple[dict[str, str], str | None]:
     if not isinstance(prompts, dict) or not all(
         isinstance(prompt, str | None) for prompt in prompts.values()
     ):
-        raise CheckpointError(f"{file} is broken: prompts are no texts by name")
+        raise CheckpointError(f"{file} is broken: prompts must be texts by name")
     if default is not None and default not in prompts:
         names = ", ".join(prompts) or "none"
         raise CheckpointError(f"{file}: default_prompt_name is {default!r}, prompts are {names}")

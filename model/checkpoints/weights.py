@@ -64,8 +64,8 @@ def read(folder: Path) -> Weights:
     """CheckpointError if there are none, if a file is broken, or if shards do not fit the index."""
     if shard := next(iter(sorted(folder.glob(FIRST))), None):
         raise CheckpointError(
-            f"{shard} is of a distributed training, and transformers reads it first: load the model"
-            " with it, and export the folder of its save_pretrained()"
+            f"{shard} belongs to a distributed training, and transformers reads it first: load the"
+            " model with it, and export the folder of its save_pretrained()"
         )
     for name in FILES:
         if (folder / name).is_file():
@@ -142,7 +142,7 @@ def load(file: Path, nested: Sequence[str] = ()) -> Mapping[str, Tensor]:
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{file}: {error}") from None
     except Exception as error:  # safetensors' own class derives from Exception alone
-        raise CheckpointError(f"{file} is no safetensors file: {error}") from None
+        raise CheckpointError(f"{file} is not a safetensors file: {error}") from None
 
 
 def _load_pickled(file: Path, nested: Sequence[str]) -> Mapping[str, Tensor]:
@@ -156,7 +156,7 @@ def _load_pickled(file: Path, nested: Sequence[str]) -> Mapping[str, Tensor]:
     except UnpicklingError as error:
         if wanted := GLOBAL.search(str(error)):
             raise CheckpointError(
-                f"{file} is a pickle that wants {wanted[1]}, which is no tensor: it is not run"
+                f"{file} is a pickle that needs {wanted[1]}, which is not a tensor: it is not run"
             ) from None
         raise CheckpointError(broken) from None
     except Exception as error:  # a broken pickle may fail in any way
@@ -180,5 +180,5 @@ def _unlike_weights(content: Any) -> str | None:
     storages = [tensor.untyped_storage() for tensor in tensors]
     num_stored = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
     if sum(tensor.nbytes for tensor in tensors) > MOST_SHARING * num_stored:
-        return "they are larger than what is stored of them"
+        return "they are larger than their stored bytes"
     return None

@@ -90,5 +90,5 @@ def test_weights_that_are_larger_than_their_file_are_refused(folder: Path) -> No
     (folder / "model.safetensors").unlink()
     weights["pooler.dense.weight"] = torch.zeros(1, 36).expand(10**9, 36)
     torch.save(weights, folder / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match="they are larger than what is stored of them"):
+    with pytest.raises(CheckpointError, match="they are larger than their stored bytes"):
         load_checkpoint(folder)

@@ -51,7 +51,7 @@ def test_a_field_takes_no_odd_value(kind: type, name: str) -> None:
         (body, {"eps": 0.0}, "eps is 0.0: a number over 0"),
         (body, {"n_kv_heads": 3}, "n_kv_heads 3 does not divide n_heads 2: each head of keys"),
         (body, {"layer_groups": 3}, "layer_groups is 3: None, or 1 to n_layers 2"),
-        (body, {"d_model": 9}, "d_model 9 is no multiple of n_heads 2"),
+        (body, {"d_model": 9}, "d_model 9 is not a multiple of n_heads 2"),
         (body, {"heads": {"logits": 3}}, r"heads\['logits'\] is 3: a HeadConfig is needed"),
         (head, {"pick": "cls"}, "pick is 'cls': known are 'every', 'first'"),
         (head, {"activation": "tanh"}, "activation is 'tanh' and norm is False, but dense is None"),

@@ -183,7 +183,7 @@ def test_a_pickle_that_wants_more_than_tensors_is_refused_by_name_and_not_run(
         "io.open": Opens(ran),
     }.items():
         save({**weights, "other": value}, folder / PICKLED)
-        words = f"{PICKLED} is a pickle that wants {wanted}, which is no tensor: it is not run"
+        words = f"{PICKLED} is a pickle that needs {wanted}, which is not a tensor: it is not run"
         with pytest.raises(CheckpointError, match=re.escape(words)):
             read(folder)
     assert not ran.exists()
