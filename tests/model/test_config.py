@@ -45,7 +45,7 @@ def test_a_field_takes_no_odd_value(kind: type, name: str) -> None:
         (body, {"window": 4}, r"window is 4 and local_layers is \(\): both are needed, or neither"),
         (body, {"window": 4, "local_layers": (2,)},
          r"local_layers is \(2,\): a tuple of layers, 0 to 1"),
-        (body, {"first_norm": False}, "first_norm is False and block is 'post': it is of order"),
+        (body, {"first_norm": False}, "first_norm is False and block is 'post': it needs block"),
         (body, {"activation": "geluu"}, "activation is 'geluu': known are 'identity', 'relu', "),
         (body, {"causal": 1}, "causal is 1: True or False"),
         (body, {"eps": 0.0}, "eps is 0.0: a number over 0"),
