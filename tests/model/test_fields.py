@@ -270,7 +270,7 @@ def test_other_formats_are_named_as_what_they_are(tmp_path: Path, file: str) -> 
 def test_shards_of_a_distributed_training_are_refused(tmp_path: Path) -> None:
     save(made("BertModel"), tmp_path)
     (tmp_path / "shard-00001-model-00001-of-00001.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="of a distributed training"):
+    with pytest.raises(CheckpointError, match="belongs to a distributed training"):
         load_checkpoint(tmp_path)
 
 
