@@ -2,7 +2,7 @@
 stand: a document then has fewer vectors.
 
 The tree is built by chains of nearest neighbours (Murtagh, 1983), in the order that scipy's
-`linkage` and `fcluster` have, as sentence-transformers' HierarchicalTokenPooling calls them. The
+linkage and fcluster have, as sentence-transformers' HierarchicalTokenPooling calls them. The
 products are exact and all else is done number by number, so each step has one result everywhere.
 """
 

@@ -102,6 +102,8 @@ def test_an_embedder_of_a_family_without_a_table_answers_as_its_library(
         np.testing.assert_allclose(asked, library.encode(TEXTS, prompt_name="query"), atol=1e-6)
         refused = client.post("/v1/infer", json={"texts": ["a"], "pooling": "max"})
         assert "pools in its graph" in refused.json()["error"]["message"]
+        ranges = client.post("/v1/infer", json={"texts": ["a"], "spans": [[[0, 1]]]}).json()
+        assert ranges["error"]["param"] == "spans"
         chunks = {"model": bundle.ref, "input": ["a", "b"], "late_chunking": True}
         error = client.post("/v1/embeddings", json=chunks).json()["error"]
         assert (error["param"], "pools in its graph" in error["message"]) == ("late_chunking", True)

@@ -437,8 +437,8 @@ def _kinds(body: Options, bundle: Bundle) -> Kinds:
         )
     if _vector_dtype(body) != "float32" and not {*kinds} <= VECTORS:
         raise InvalidInput(
-            f"dtype is {body.dtype!r}, which applies to vectors only, but outputs are"
-            f' {", ".join(kinds)}: ask for "outputs": ["pooled"]',
+            f"dtype is {body.dtype!r}, which applies to pooled and token_vectors only, but"
+            f" outputs are {', '.join(kinds)}: request only those, or leave dtype out",
             param="dtype",
         )
     return kinds

@@ -72,13 +72,16 @@ class VectorsOutput(Output[Value_co]):
             raise InvalidInput(
                 f"{bundle.ref} pools in its graph, with one vector per text: leave pooling and"
                 " spans out",
-                param="pooling",
+                param="pooling" if self.pooling else "spans",
             )
         if self.dimensions is not None:
             check_dimensions("dimensions", self.dimensions, bundle)
         manifest, mismatch = bundle.manifest, ""
         if self.pooling not in (None, manifest.pooling):
-            mismatch = f"are pooled by {manifest.pooling!r}, not {self.pooling!r}: leave that out"
+            mismatch = (
+                f"are pooled by {manifest.pooling!r}, not {self.pooling!r}: leave out pooling,"
+                " or late_chunking"
+            )
         elif self.dimensions not in (None, bundle.width(self.name)):
             mismatch = f"have {bundle.width(self.name)} dimensions: leave dimensions out"
         for dtype in RANGED.intersection(self.dtypes):

@@ -117,6 +117,7 @@ FOREIGN: Mapping[str, Foreign] = {
     "output_dimension": Foreign(()),
     "output_dimensionality": Foreign(()),  # Google
     "output_dtype": Foreign(("float",)),
+    "outputs": Foreign((), "/v1/infer has them"),
     "pooling": Foreign(()),
     "pooling_type": Foreign(()),
     "precision": Foreign(()),
@@ -124,6 +125,8 @@ FOREIGN: Mapping[str, Foreign] = {
     "return_dense": Foreign((True,)),
     "return_multivector": Foreign((False,), "token_vectors of /v1/infer has them"),
     "return_sparse": Foreign((False,), "sparse of /v1/infer has them"),
+    "sparse": Foreign((), "/v1/infer has them"),
+    "spans": Foreign((), "/v1/infer has them"),
     "return_token_ids": Foreign((False,)),
     "return_tokens_as_token_ids": Foreign((False,)),
     # of scores

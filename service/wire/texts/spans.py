@@ -121,7 +121,7 @@ def of_chunks(chunks: Sequence[str], rows: Iterator[Places], field: str) -> Span
     for index, (begin, end) in enumerate(pairwise(accumulate(map(len, chunks), initial=0))):
         first, after = bisect_left(ascending, begin), bisect_left(ascending, end)
         if first == after:
-            is_cut = begin >= places.size
+            is_cut = places.size <= begin < end
             reason = "the text is truncated before it" if is_cut else "it has no token of its own"
             raise InvalidInput(
                 f"{field}[{index}] has no vector in one text with the other chunks: {reason}; send"
