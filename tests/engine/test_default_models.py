@@ -20,6 +20,7 @@ def models(defaults: Any = None, **tasks: tuple[str, ...]) -> Models:
                 manifest=SimpleNamespace(name=name, version=version, prompts={}),
                 ref=f"{name}/{version}",
                 tasks=own if version == 2 else ("classify",),
+                compares_tokens="multi_vector" in own,
             )
         )
         for name, own in tasks.items()
@@ -33,6 +34,12 @@ SEVERAL: dict[str, tuple[str, ...]] = {"small": ("embed",), "large": ("embed",),
 
 def test_the_one_model_that_can_is_taken_by_its_latest_version() -> None:
     assert models(**SEVERAL).find(None, "rerank").bundle.ref == "one/2"
+
+
+def test_a_model_of_pairs_reranks_before_models_that_compare_tokens() -> None:
+    late = {"late": ("multi_vector", "embed", "rerank")}
+    assert models(**late, one=("rerank",)).find(None, "rerank").bundle.ref == "one/2"
+    assert models(**late).find(None, "rerank").bundle.ref == "late/2"
 
 
 def test_the_default_is_taken_where_several_can() -> None:
