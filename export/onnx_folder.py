@@ -132,6 +132,11 @@ def export(source: Source, out: Path, has_embedding: bool = False) -> Path:
     if {*wishes.precisions} - FILES.keys() or wishes.lens or wishes.layout != "packed":
         precisions = f"{' and '.join(FILES)} alone, without a lens"
         raise UsageError(f"--as onnx needs the packed layout and the precisions {precisions}")
+    if source.model.config.unseen_id is not None:
+        raise UsageError(
+            "--as onnx cannot fill queries with tokens that no other sees: other programs mask"
+            " them, and the graph then has no rows for them. Export a bundle, and serve it"
+        )
     if has_embedding and "logits" in source.model.config.heads:
         raise UsageError(
             f"{EMBEDDING} is possible for embedding models only, this model has logits"

@@ -12,9 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from addnorm.export import onnx_folder
 from addnorm.export.exporting import export
 from addnorm.export.opening import Checkpoint
-from addnorm.export.wishes import NO_WISHES
+from addnorm.export.wishes import NO_WISHES, UsageError
 from addnorm.service.asking.tasks.max_sim import max_sims
 from addnorm.service.engine.clusters import join_clusters
 from addnorm.service.engine.manifest import Clusters
@@ -203,6 +204,14 @@ def test_an_unseen_token_changes_no_other_row(client: httpx.Client) -> None:
     (rows,) = client.post("/v1/infer", json=filled).json()["activations"]
     np.testing.assert_allclose(rows[:4], plain, atol=2e-6)
     assert rows[4] != rows[5], "they have places of their own"
+
+
+def test_other_programs_would_mask_what_fills_a_query(folders: Path, tmp_path: Path) -> None:
+    with (
+        Checkpoint(f"{folders / 'unseen'}").packed(NO_WISHES) as source,
+        pytest.raises(UsageError, match="other programs mask them"),
+    ):
+        onnx_folder.export(source, tmp_path / "onnx")
 
 
 def test_a_text_that_is_too_long_is_named(client: httpx.Client) -> None:
