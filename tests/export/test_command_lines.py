@@ -53,7 +53,7 @@ ROWS = [
     ("--module mine:nothing", "returns a int: it must return a torch.nn.Module"),
     (f"{MODULE} --weights no.pt", "no.pt: the file does not exist"),
     (f"{MODULE} --weights bad.pt", "Missing key(s) in state_dict"),
-    (f"{MODULE} --weights evil.pt", "a pickle that wants .*: it is not"),
+    (f"{MODULE} --weights evil.pt", "a pickle that needs .*: it is not"),
     (f"{MODULE} --ignore x", "--ignore has no effect for a module"),
     ("--module tests.none:none --tokenizer-as-written", "-as-written has no effect for a module"),
 ]
