@@ -141,11 +141,10 @@ class Original:
     def can_say(self, ids: Sequence[int]) -> bool:
         """True if it answers this sequence: a pad alone has no answer, nor has a token that sees
         none."""
-        config = self._config
-        seen = [place for place, token in enumerate(ids) if token != config.unseen_id]
-        farthest = config.window or len(ids)
-        for place in range(len(ids)) if len(seen) < len(ids) else ():
-            if all(abs(place - other) > farthest for other in seen):
+        unseen_id, farthest = self._config.unseen_id, self._config.window or len(ids)
+        seen = [place for place, token in enumerate(ids) if token != unseen_id]
+        for place, token in enumerate(ids):
+            if token == unseen_id and all(abs(place - other) > farthest for other in seen):
                 return False
         return bool(ids) and self._pad not in ids
 

@@ -31,6 +31,7 @@ from addnorm.export.words import folder_tokenizer
 from addnorm.model.checkpoints import architectures, json_files
 from addnorm.model.checkpoints.families import FAMILIES, name_of
 from addnorm.model.checkpoints.sentence_transformers import TOKEN_POOLING
+from addnorm.model.weight_files import FLAG_HEADS
 from addnorm.service.asking.tasks.tagging import Aggregation
 
 Array = NDArray[Any]
@@ -517,8 +518,9 @@ def load(
     ):  # needed to pad one text, to its own length
         encoder.pad_token = encoder.eos_token or encoder.convert_ids_to_tokens(0)
     program = Program(runs, tokenizer, limit)
-    num_ids = program.model.get_input_embeddings().num_embeddings
-    program.tasks |= flag_heads.tasks(folder, program.hidden_states, encoder, num_ids)
+    if any((folder / name).is_file() for name in FLAG_HEADS):
+        num_ids = program.model.get_input_embeddings().num_embeddings
+        program.tasks |= flag_heads.tasks(folder, program.hidden_states, encoder, num_ids)
     return program
 
 

@@ -40,6 +40,8 @@ NOT_DONE = {
     "processing_kwargs": "which is not supported",
 }
 CHAT_TEMPLATE = "chat_template"  # its settings, of which alone processing_kwargs may speak
+# of a text whose vectors are joined: their distances are a square, here of 32 MiB, and take 0.5 s
+MOST_JOINED = 2048
 UNWEIGHTED = ("cls_token", "eos_token", "pad_token", "unk_token")  # by FlagEmbedding
 EXPANSIONS = ("fixed", "min")  # strategies of query_expansion
 LENGTHS: dict[InputType, str] = {"query": "query_length", "document": "document_length"}
@@ -136,23 +138,23 @@ def read(folder: Path, max_positions: int, as_written: bool = False) -> Texts:
     special = {name: str(token) for name, token in tokens_by_name.items() if token is not None}
     limit = min(limit, max_positions)
     num_ids = 1 + max(tokenizer.get_vocab().values(), default=-1)
-    rules, unseen_token = _input_types(authors, tokenizer, max_positions)
-    template, routes = None, dict[str, Any]()
+    rules, unseen_token = _input_types(authors, tokenizer, max_positions, limit)
+    template, facts = None, dict[str, Any]()
     if authors.fills_template:
         template = read_pair_template(tokenizer, *template_arguments(authors))
     if router := authors.router:
         rules = _routes(authors, router, content, limit, as_written)
-        routes = {
+        facts = {
             "default_input_type": router.default_route,
             "token_weights": router.token_weights.numpy(),
         }
     if authors.has_flag_heads:
         names = (getattr(tokenizer, name) for name in UNWEIGHTED)
         unweighted = {tokenizer.convert_tokens_to_ids(name) for name in names if name is not None}
-        routes["unweighted_ids"] = tuple(sorted(unweighted))
+        facts["unweighted_ids"] = tuple(sorted(unweighted))
     return Texts(
         content, limit, limited_by, num_special, num_ids, has_types, special, rules, splits_special,
-        type(tokenizer).__name__, unlike_file, template, unseen_token, **routes,
+        type(tokenizer).__name__, unlike_file, template, unseen_token, **facts,
     )  # fmt: skip
 
 
@@ -210,6 +212,12 @@ def cut(words: Texts | NoTexts, max_positions: int, wishes: Wishes) -> Texts | N
         )
     if isinstance(words, NoTexts):
         return words
+    for input_type, rules in words.input_types.items():
+        if rules.min_tokens and rules.min_tokens > max_length:
+            raise UsageError(
+                f"{option} is {max_length}, but the model fills a {input_type} up to"
+                f" {rules.min_tokens} tokens: set at least that"
+            )
     return shortened(words, max_length, option)
 
 
@@ -299,11 +307,14 @@ def _refuse_what_is_not_done(
 
 
 def _input_types(
-    authors: SentenceTransformers, tokenizer: "PreTrainedTokenizerBase", max_positions: int
+    authors: SentenceTransformers,
+    tokenizer: "PreTrainedTokenizerBase",
+    max_positions: int,
+    limit: int,
 ) -> tuple[dict[InputType, InputRules], int | None]:
     """The way MultiVectorEncoder's encode_query and encode_document treat texts; {} for other
-    models. And the token that fills queries, if no other token sees it. NoTexts if a limit leaves
-    no room for a text."""
+    models. And the token that fills queries, if no other token sees it. limit: of texts of no
+    type. NoTexts if a limit leaves no room for a text, or too much."""
     if authors.has_flag_heads:  # FlagEmbedding has no vector of the first token, <s>
         return dict.fromkeys(INPUT_TYPES, InputRules(skips_first=True)), None
     if authors.mask is None:
@@ -328,23 +339,29 @@ def _input_types(
             factor=joins.factor, num_protected=joins.num_protected, normalize=joins.normalize
         )
         for input_type in joins.joined_in:
-            joined = {"clusters": clusters}
-            rules[input_type] = rules[input_type].model_copy(update=joined)
+            rule = rules[input_type]
+            if (rule.max_tokens or limit) > MOST_JOINED:
+                raise NoTexts(
+                    f"its authors join the vectors of a {input_type}, which has up to"
+                    f" {rule.max_tokens or limit} tokens, and the limit is {MOST_JOINED}: set"
+                    f" {LENGTHS[input_type]} in {authors.settings_file}"
+                )
+            rules[input_type] = rule.model_copy(update={"clusters": clusters})
     expansion = authors.settings.get("query_expansion")
     if not expansion:
         return rules, None
     fill_id = _fill_id(authors, tokenizer, expansion)
-    length, limit = int(expansion["length"]), rules["query"].max_tokens
+    length, query_limit = int(expansion["length"]), rules["query"].max_tokens
     if not num_special < length <= max_positions:
         raise NoTexts(
             f"{authors.settings_file} fills queries up to {length} tokens: {num_special + 1} to"
             f" {max_positions} are possible"
         )
     if expansion["strategy"] == "fixed":
-        limit = length
-    elif limit is not None:
-        limit = max(limit, length)
-    filled = {"max_tokens": limit, "min_tokens": length, "fill_id": fill_id}
+        query_limit = length
+    elif query_limit is not None:
+        query_limit = max(query_limit, length)
+    filled = {"max_tokens": query_limit, "min_tokens": length, "fill_id": fill_id}
     rules["query"] = rules["query"].model_copy(update=filled)
     return rules, None if expansion.get("attend") else fill_id
 

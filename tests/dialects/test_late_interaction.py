@@ -15,7 +15,9 @@ from safetensors.torch import load_file, save_file
 from addnorm.export import onnx_folder
 from addnorm.export.exporting import export
 from addnorm.export.opening import Checkpoint
-from addnorm.export.wishes import NO_WISHES, UsageError
+from addnorm.export.wishes import NO_WISHES, UsageError, Wishes
+from addnorm.export.words import texts
+from addnorm.export.words.folder_tokenizer import NoTexts
 from addnorm.service.asking.tasks.max_sim import max_sims
 from addnorm.service.engine.clusters import join_clusters
 from addnorm.service.engine.manifest import Clusters
@@ -212,6 +214,24 @@ def test_other_programs_would_mask_what_fills_a_query(folders: Path, tmp_path: P
         pytest.raises(UsageError, match="other programs mask them"),
     ):
         onnx_folder.export(source, tmp_path / "onnx")
+
+
+def test_no_limit_is_below_the_length_that_queries_are_filled_to(folders: Path) -> None:
+    wishes = Wishes(max_length=FILLED - 1)
+    with (
+        pytest.raises(UsageError, match=f"is {FILLED - 1}, but the model fills a query up to"),
+        Checkpoint(f"{folders / 'pylate'}").packed(wishes),
+    ):
+        pass
+
+
+def test_vectors_of_long_texts_are_not_joined(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert texts.read(folders / "joined", 64).input_types["document"].clusters
+    monkeypatch.setattr(texts, "MOST_JOINED", 39)
+    with pytest.raises(NoTexts, match="up to 40 tokens, and the limit is 39: set document_length"):
+        texts.read(folders / "joined", 64)
 
 
 def test_a_text_that_is_too_long_is_named(client: httpx.Client) -> None:
