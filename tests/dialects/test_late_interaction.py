@@ -2,6 +2,7 @@
 ColBERT, beside the class that reads them all."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from addnorm.service.engine.whole_numbers import WholeNumbers
 from tests.conftest import OWN, client_of, inference_of
 from tests.support.families import made, save
 from tests.support.multi_vector import D_MODEL, IDENTITY
-from tests.support.sentence_transformers import write_dense, write_modules, write_settings
+from tests.support.sentence_transformers import tell, write_dense, write_modules, write_settings
 from tests.support.texts import WORDS, tokenizer
 
 WIDTH, FILLED = 8, 12
@@ -225,13 +226,14 @@ def test_no_limit_is_below_the_length_that_queries_are_filled_to(folders: Path) 
         pass
 
 
-def test_vectors_of_long_texts_are_not_joined(
-    folders: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert texts.read(folders / "joined", 64).input_types["document"].clusters
-    monkeypatch.setattr(texts, "MOST_JOINED", 39)
-    with pytest.raises(NoTexts, match="up to 40 tokens, and the limit is 39: set document_length"):
-        texts.read(folders / "joined", 64)
+def test_vectors_of_long_texts_are_not_joined(folders: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "joined"
+    shutil.copytree(folders / "joined", folder)
+    tell(folder, "sentence_bert_config.json", document_length=2048)
+    assert texts.read(folder, 4096).input_types["document"].clusters
+    tell(folder, "sentence_bert_config.json", document_length=2049)
+    with pytest.raises(NoTexts, match="2049 tokens, and the limit is 2048: set document_length"):
+        texts.read(folder, 4096)
 
 
 def test_a_text_that_is_too_long_is_named(client: httpx.Client) -> None:
