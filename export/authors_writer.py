@@ -137,6 +137,7 @@ def manifest_of(reference: Reference, name: str, version: int) -> dict[str, Any]
         "opset": OPSET,
         "versions": versions(),
         "source": dict(reference.origin),
+        "windows": wishes.window_rule,
         **reference.facts,
         **of_texts,
     }

@@ -139,6 +139,8 @@ def _wishes(options: argparse.Namespace) -> Wishes:
         runs_code=options.trust_remote_code,
         tokenizer=options.tokenizer,
         max_length=options.max_length,
+        windows=options.windows,
+        windows_label=options.windows_label,
         labels=(labels or None) if options.module else labels,
         own_reading=options.reference == "none",
         samples=_texts(options.texts),
@@ -226,6 +228,18 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
         "read texts with tokenizer.json as it is, if the tokenizer class in transformers changes it"
     )
     add("--tokenizer-as-written", action="store_true", help=as_written)
+    add(
+        "--windows",
+        type=int,
+        metavar="N",
+        help="read texts that are longer than the model takes in windows, which share N tokens; for"
+        " models with labels and for rerankers",
+    )
+    add(
+        "--windows-label",
+        metavar="LABEL",
+        help="label that decides between the windows of a text (default: the second of two)",
+    )
     add(
         "--max-length",
         type=int,

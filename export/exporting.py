@@ -67,9 +67,25 @@ def export(opened: Source | Reference, out: Path, name: str, version: int | None
     with writer.place_for(out, name, version) as (folder, number):
         if isinstance(opened, Source):
             bundle, expected = writer.write_uncertified(opened, folder, name, number)
+            _check_windows(bundle)
             certificate = writer.certificate_of(bundle, opened, expected)
         else:
             bundle, exported = authors_writer.write_uncertified(opened, folder, name, number)
+            _check_windows(bundle)
             certificate = as_written.certificate_of(bundle, opened, exported)
         bundles.write_certificate(bundle, certificate.as_json())
     return bundles.read(out / name / str(number))
+
+
+def _check_windows(bundle: Bundle) -> None:
+    """UsageError if the model reads no text in windows, or has no such label."""
+    rule, labels = bundle.manifest.windows, bundle.manifest.labels or ()
+    if rule and not {"classify", "tag", "rerank"}.intersection(bundle.tasks):
+        raise UsageError(
+            "windows are for models with labels and for rerankers, and this is none: leave them out"
+        )
+    if rule and rule.label not in (None, *labels):
+        raise UsageError(
+            f"the label {rule.label!r} is to decide between windows, but the model has"
+            f" {', '.join(map(repr, labels)) or 'no labels'}"
+        )

@@ -55,6 +55,8 @@ def export_bundle(
     tokenizer: str | PathLike[str] | None = None,
     vocabulary: Mapping[str, int] | None = None,
     max_length: int | None = None,
+    windows: int | None = None,
+    windows_label: str | None = None,
     reference: Callable[..., Any] | None = None,
     config: Mapping[str, int] | None = None,
     samples: Sequence[Sample] = (),
@@ -89,6 +91,9 @@ def export_bundle(
         white space. An entry such as "<unk>" stands for what is not in it.
     max_length: tokens that a text may have, special tokens included; longer ones are cut where a
         request allows it. By default what the tokenizer's folder says, else max_positions.
+    windows, windows_label: how texts are read that are longer than the model takes, of a model with
+        labels or of a reranker: in windows that share so many tokens; and the label that decides
+        between them (by default the second of two).
     reference: what the served answers must equal: the module whose weights `model` was filled
         with, or a callable of token ids `[1, S]` (and token types, if the model has them), without
         pads. Without one a `Transformer` is compared with itself alone, and its certificate says
@@ -119,8 +124,9 @@ def export_bundle(
         _wishes(
             precisions=precisions, lens=lens, keep_recall=keep_recall, labels=labels,
             pooling=pooling, normalize=normalize, tokenizer=tokenizer, vocabulary=vocabulary,
-            max_length=max_length, reference=reference, config=config, samples=samples,
-            batch_first=batch_first, outputs=outputs, task=task,
+            max_length=max_length, windows=windows, windows_label=windows_label,
+            reference=reference, config=config, samples=samples, batch_first=batch_first,
+            outputs=outputs, task=task,
             graph={None: "fastest", True: "authors", False: "packed"}[as_it_is],
         ) as wishes,
         exporting.choose_graph(InMemory(model), wishes) as opened,

@@ -35,7 +35,7 @@ OUTPUTS = ("logits", "pooled", "token_vectors")  # that heads can make
 # fields of `Wishes` that a folder with a table reads
 CHECKPOINT_READS = (
     *OF_GRAPHS, "keep_recall", "ignore", "tokenizer_as_written", "runs_code", "max_length",
-    "labels", "own_reading", "samples",
+    "labels", "own_reading", "samples", "windows", "windows_label",
 )  # fmt: skip
 WITHOUT = ". To export without this comparison, use --reference none; the certificate records it"
 OWN_READING = {"kind": "own reading", "name": "Addnorm's own reading"}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from addnorm.service.engine.manifest import Pooling
+from addnorm.service.engine.manifest import Pooling, WindowRule
 
 PRECISIONS = ("fp32", "fp16", "int8")
 Text = str | tuple[str, str]
@@ -25,7 +25,7 @@ OF_GRAPHS = ("graph", "layout", "precisions", "default_precision", "lens")
 # and those that every model reads which is in memory
 OF_MODELS = (
     *OF_GRAPHS, "keep_recall", "labels", "pooling", "normalize", "tokenizer", "max_length",
-    "samples",
+    "samples", "windows", "windows_label",
 )  # fmt: skip
 
 
@@ -50,6 +50,9 @@ class Wishes:
     neither labels nor pooling tell. outputs: the served tensors of an answer with several, by name;
     or names for those of a tuple, in order.
 
+    windows: tokens that windows of long texts share, of a model with labels or of a reranker.
+    windows_label: the label that decides between them.
+
     reference: what is called in place of a module. own_reading: a folder is compared with our
     reading alone. samples: compared beside ours. max_positions, vocab_size, input_width: of a
     module that does not show them. batch_first: a module takes `[B, S]`, else `[S, B]`.
@@ -73,6 +76,8 @@ class Wishes:
     normalize: bool | None = None
     task: ModuleTask | None = None
     outputs: tuple[str, ...] = ()
+    windows: int | None = None
+    windows_label: str | None = None
     reference: Callable[..., Any] | None = None
     own_reading: bool = False
     samples: tuple[Sample, ...] = ()
@@ -104,6 +109,10 @@ class Wishes:
         if self.task not in (None, *get_args(ModuleTask)):
             tasks = ", ".join(get_args(ModuleTask))
             raise UsageError(f"task is {self.task!r}, but must be one of {tasks}")
+        if self.windows is None and self.windows_label is not None:
+            raise UsageError(f"{self.option('windows_label')} needs {self.option('windows')}")
+        if self.windows is not None and self.windows < 0:
+            raise UsageError(f"{self.option('windows')} is {self.windows}, but must be 0 or more")
         if self.lens and (self.layout != "packed" or "fp32" not in names):
             raise UsageError(
                 f"a lens needs the packed layout and fp32, but the layout is {self.layout} and"
@@ -143,6 +152,13 @@ class Wishes:
             **(AS_WRITTEN if self.tokenizer_as_written else {}),
         }
         return {name: value for name, value in chosen.items() if value is not None}
+
+    @property
+    def window_rule(self) -> WindowRule | None:
+        """The manifest's rule for texts that are longer than the model takes."""
+        if self.windows is None:
+            return None
+        return WindowRule(overlap=self.windows, label=self.windows_label)
 
     @property
     def texts(self) -> list[Text]:

@@ -233,6 +233,7 @@ def manifest_of(source: Source, name: str, version: int) -> dict[str, Any]:
         "opset": OPSET,
         "versions": versions(),
         "source": source.origin,
+        "windows": wishes.window_rule,
         **source.facts,
     }
 

@@ -137,6 +137,13 @@ def add_rows(rows: NDArray[Float], out: NDArray[Float]) -> None:
     np.add.reduce(rows, 0, out=out)
 
 
+def weighted_mean(rows: NDArray[np.float32], weights: NDArray[np.int64]) -> NDArray[np.float32]:
+    """The mean of rows `[n, w]` by their weights `[n]`, which are positive together -> `[w]`."""
+    products, sums = rows.astype(np.float64) * weights[:, None], np.empty(rows.shape[1])
+    add_rows(products, sums)
+    return (sums / int(np.add.reduce(weights))).astype(np.float32)
+
+
 def max_rows(rows: NDArray[Float], out: NDArray[Float]) -> None:
     """The largest value of each column of `[n, w]` into `[w]`. Processors differ in which of 0 and
     -0 they take: the result is 0."""

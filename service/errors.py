@@ -17,6 +17,7 @@
     ├── NotAcceptable           406
     ├── RequestTimeout          408
     ├── BodyTooLarge            413
+    │   └── TooManyWindows      413
     ├── UnsupportedMediaType    415
     ├── Overloaded              429
     │   ├── QueueFull           429
@@ -196,6 +197,13 @@ class BodyTooLarge(ServiceError):
 
     status, type, code = 413, "invalid_request_error", "body_too_large"
     remedy = "Send less in one request, or send tensors as bytes."
+
+
+class TooManyWindows(BodyTooLarge):
+    """A text would be read in more windows than the limit."""
+
+    code = "too_many_windows"
+    remedy = "Send the text in parts, or raise ADDNORM_MAX_WINDOWS."
 
 
 class UnsupportedMediaType(ServiceError):

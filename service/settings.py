@@ -73,6 +73,9 @@ class Settings(BaseModel):
     traffic repeats; 0: no cache, and equal sequences in one request are each computed."""
     max_sequences: int = Field(2048, ge=1)
     """Largest number of sequences in one request. Raise it for clients that send more at once."""
+    max_windows: int = Field(64, ge=1)
+    """Largest number of windows that one text is read in; texts that need more are rejected. Raise
+    it for longer texts."""
     max_tokens: int = Field(300_000, ge=1)
     """Largest number of real tokens in one request. Raise it for clients that send more at once."""
     max_padded_tokens: int = Field(300_000, ge=1)

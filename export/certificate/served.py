@@ -188,6 +188,9 @@ class Served:
     def __init__(self, model: Model, bodies: Bodies = INFER) -> None:
         """bodies: for the outputs that are compared."""
         self.model, self.bodies = model, bodies
+        # texts are cut, as their authors' program cuts them
+        manifest = model.bundle.manifest.model_copy(update={"windows": None})
+        model.bundle = replace(model.bundle, manifest=manifest)
         self.service = build(Models([model]), SETTINGS)
 
     def ask(self, case: Case, precision: str, **options: Any) -> dict[str, Any]:

@@ -48,7 +48,7 @@ from addnorm.service.engine.manifest import SPANS, Limits, OwnTensor
 # fields of `Wishes` that a folder without a table reads
 FOLDER_READS = (
     "graph", "precisions", "default_precision", "keep_recall", "tokenizer_as_written", "runs_code",
-    "max_length", "labels", "samples",
+    "max_length", "labels", "samples", "windows", "windows_label",
 )  # fmt: skip
 NUM_SHOWN = 5  # of weights
 NO_LIMIT = 512  # tokens, where neither the model nor the folder sets a limit

@@ -215,5 +215,7 @@ def _make_and_encode(ask: Ask, cost: Cost) -> Any:
 
 
 def by_row(ask: Ask, error: NotFinite) -> NotFinite:
-    """The same error, by the row of the caller's layout: the batch has no rows of pads only."""
-    return NotFinite(error.output, ask.padding.row_of(error.sequence))
+    """The same error, by the row of the caller's layout: the batch has no rows of pads only, and
+    several rows of a text that was read in windows."""
+    row = ask.padding.row_of(error.sequence)
+    return NotFinite(error.output, ask.windows.text_of(row) if ask.windows else row)

@@ -23,6 +23,7 @@ from addnorm.service.engine.outputs import DType, Output, Value
 from addnorm.service.engine.outputs.output import Size
 from addnorm.service.engine.registry import Models
 from addnorm.service.engine.target import Statistics, Target
+from addnorm.service.engine.windows import Windows
 from addnorm.service.errors import ClientGone, Expired, InvalidInput, ServiceError
 
 # what a request may hold: see `gate.py`
@@ -105,6 +106,8 @@ class Ask:
     field: str = "input_ids"  # the caller's name for the sequences, for errors
     input_type: InputType | None = None  # of its texts, where the model tells them apart
     cut: list[int] = default(default_factory=list)  # characters of each text that was cut
+    windows: Windows | None = None  # its sequences, where its texts may be longer than the model
+    num_windows: int = 0  # of texts that have several
     hint: str = ""  # why one of the caller's ids may be outside the vocabulary
     # its sequences run in their order, and those that are not there in `max_time_s` are left out
     in_time: bool = False
@@ -206,7 +209,7 @@ class Ask:
         for name in ("model", "batch", "padding", "encode", "engine", "target", "rows", "values"):
             if hasattr(self, name):
                 delattr(self, name)
-        self.outputs, self.backlog = (), None
+        self.outputs, self.backlog, self.windows = (), None, None
 
 
 class Handover:

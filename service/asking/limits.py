@@ -155,6 +155,8 @@ def _too_long(ask: Ask, row: int) -> InvalidInput:
             f"which take {run_mib:,.0f} MiB of memory in a run of {bundle.ref}, the limit is"
             f" {limit:,.0f} (ADDNORM_MAX_RUN_BYTES): send at most {ask.model.longest} tokens"
         )
+    if ask.windows:
+        row = ask.windows.text_of(row)
     return InvalidInput(f"{ask.field}[{row}] has {length} real tokens, {reason}", param=ask.field)
 
 

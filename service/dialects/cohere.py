@@ -93,7 +93,13 @@ async def rerank(body: RerankRequest, ask: Ask, tools: Tools) -> Encode:
     pairs = [(body.query, document) for document in documents]
     truncate = tools.texts.cuts(body.truncation, by_default=True)
     texts = TextsToTokenize(
-        "documents", pairs, truncate, model, can_cut=False, named=query_with("documents")
+        "documents",
+        pairs,
+        truncate,
+        model,
+        can_cut=False,
+        named=query_with("documents"),
+        sent_truncate=body.truncation,
     )
     function: Function = "none" if body.raw_scores else "sigmoid"
     sent_back = 2 * ask.num_body_bytes if body.return_documents else 0
@@ -102,6 +108,8 @@ async def rerank(body: RerankRequest, ask: Ask, tools: Tools) -> Encode:
     # a document might have to be cut shorter than the model cuts it. Haystack always sends 4096,
     # which matters only where the model takes more
     lengths = ask.batch.lengths[-len(documents) :]  # a query may stand before them
+    if ask.windows:
+        lengths = ask.windows.lengths
     index, max_tokens = int(lengths.argmax()), body.max_tokens_per_doc
     if max_tokens is not None and (num := int(lengths[index])) > max_tokens:
         index = ask.order[index] if ask.order else index

@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.tasks.pieces import Pieces
 from addnorm.service.asking.tasks.tagging import Aggregation
+from addnorm.service.engine.manifest import WindowRule
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Pooled
 from addnorm.service.engine.tokenizer import Text
@@ -75,7 +76,16 @@ def _inputs(value: Any) -> Inputs:
         ) from None
 
 
-class TaskParameters(ClassifyOptions, TagOptions, FillMaskOptions, ZeroShotOptions):
+class HubTagOptions(TagOptions):
+    stride: int | None = Field(None, ge=0, description="The overlap of windows, in tokens.")
+
+    def window_rule(self) -> WindowRule | None:
+        if self.stride is not None and self.windows:
+            raise InvalidInput("windows and stride are both set: send one of them", param="stride")
+        return self.windows if self.stride is None else WindowRule(overlap=self.stride)
+
+
+class TaskParameters(ClassifyOptions, HubTagOptions, FillMaskOptions, ZeroShotOptions):
     """Parameters of all tasks; which of them a task knows is checked once the task is known."""
 
     top_k: int | None = Field(None, ge=1)
@@ -122,7 +132,7 @@ EXAMPLES: dict[str, Any] = {
 # what a model does with plain texts -> the options that this knows, and how it is done
 BY_TASK: dict[str, tuple[type[Strict], Any]] = {
     "classify": (ClassifyOptions, text_tasks.classify),
-    "tag": (TagOptions, text_tasks.tag),
+    "tag": (HubTagOptions, text_tasks.tag),
     "fill_mask": (FillMaskOptions, text_tasks.fill_masks),
 }
 
@@ -153,6 +163,7 @@ async def infer(body: HuggingFaceRequest, ask: Ask, tools: Tools) -> Encode:
     # sentence-transformers cuts texts, transformers' pipelines for the other tasks do not
     truncate = tools.texts.cuts(body.truncate, by_default=run is None)
     to_tokenize = TextsToTokenize.prompted("inputs", texts, truncate, model, prompt_name)
+    to_tokenize = to_tokenize._replace(sent_truncate=body.truncate)
     parameters = body.parameters or TaskParameters()
     _check_parameters(parameters, options_type, f"the task of {model.bundle.ref}")
     if run is None:

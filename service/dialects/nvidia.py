@@ -45,6 +45,7 @@ async def rank(body: RankingRequest, ask: Ask, tools: Tools) -> Encode:
         tools.texts.cuts(None if body.truncate is None else body.truncate == "END"),
         model,
         can_cut=False,
+        sent_truncate=None if body.truncate is None else body.truncate == "END",
         named=query_with("passages"),
     )
     num_best = agreed(top_k=body.top_k, top_n=body.top_n) or None

@@ -16,8 +16,14 @@ from pydantic import BaseModel, Field
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.tasks import scoring
-from addnorm.service.engine.manifest import Precision
-from addnorm.service.engine.outputs import Pooled, PooledSpans, ScoredPrompts, TopLogits
+from addnorm.service.engine.manifest import Precision, WindowRule
+from addnorm.service.engine.outputs import (
+    Pooled,
+    PooledSpans,
+    PooledWindows,
+    ScoredPrompts,
+    TopLogits,
+)
 from addnorm.service.engine.outputs.values import VectorDType
 from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
@@ -87,6 +93,11 @@ class EmbeddingsFields(Strict):
         None, description="Jina's: whether vectors have length 1; by default as the bundle says."
     )
     normalize: bool | None = Field(None, description="`normalized`, as vLLM calls it.")
+    windows: WindowRule | None = Field(
+        None,
+        description="A text that is longer than the model takes is read in windows, and has the"
+        " mean of their vectors, weighted by tokens. Wins over truncation.",
+    )
     late_chunking: bool | None = Field(
         None,
         description="Jina's: the texts are parts of one, which is all of them end to end. The model"
@@ -165,6 +176,15 @@ async def embed(body: EmbeddingsRequest, ask: Ask, tools: Tools) -> Encode:
     input_type = None if kind is None else ("task" if body.task else "input_type", kind)
     cuts, left = tools.texts.cuts(truncate, texts=body.input), body.truncate == "START"
     ask.field, ask.hint = "input", HINT
+    if rule := body.windows:
+        wrong = "label" if rule.label is not None else "take" if rule.take == "max" else ""
+        if wrong or body.late_chunking:
+            reason = (
+                f"windows.{wrong} is set" if wrong else "windows and late_chunking are both set"
+            )
+            raise InvalidInput(
+                f"{reason}, but a vector is the mean of all windows: leave it out", param="windows"
+            )
     if body.late_chunking:
         ask.batch, ask.padding, spans = await read_chunks(
             "input", body.input, cuts, prompt_name, ask, tools, left=left, input_type=input_type
@@ -182,7 +202,11 @@ async def embed(body: EmbeddingsRequest, ask: Ask, tools: Tools) -> Encode:
             keeps_prompt=True,
             hint=HINT,
             input_type=input_type,
+            windows=body.windows,
         )
+        if ask.windows:
+            mean = PooledWindows(None, normalize, dimensions, numbers, windows=ask.windows)
+            ask.outputs = (mean,)
     return JsonAnswer(in_base64 if ask.binary else pooled, words=_embeddings)
 
 

@@ -5,7 +5,7 @@ Each option makes a pair with the state, and is a sequence of its own: what else
 bit of an answer. Source: TypeSafe's SDK for Python, and jevcompat, which pins the API down.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -14,7 +14,9 @@ from pydantic import Field, PlainValidator, ValidationInfo
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.tasks import decision
-from addnorm.service.asking.tasks.classification import entailment_index
+from addnorm.service.asking.tasks.classification import entailment_index, probabilities
+from addnorm.service.asking.tasks.windows import Joining, join
+from addnorm.service.engine.manifest import WindowRule
 from addnorm.service.engine.outputs import Logits
 from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
@@ -24,6 +26,7 @@ from addnorm.service.wire.codec.validation import Strict, fit
 from addnorm.service.wire.dialect_errors import SYSTEM_ONE_ERRORS
 from addnorm.service.wire.route import Protocol, Route
 from addnorm.service.wire.texts.json_answers import JsonAnswer
+from addnorm.service.wire.texts.text_tasks import by_window, known_label
 from addnorm.service.wire.texts.texts import TextsToTokenize, check_size, json_bytes
 
 ANY_MODEL = "jev-latest"  # what TypeSafe's SDKs ask for by default: the one that can decide
@@ -148,6 +151,11 @@ class SystemOneRequest(Strict):
         dict[str, Question],
         PlainValidator(_questions, dict[str, NoulQuestion | ChoiceQuestion | ScoreQuestion]),
     ] = Field(description=f"By the name that its answer has, 1 to {MAX_QUESTIONS}.")
+    windows: WindowRule | None = Field(
+        None,
+        description="A state that is longer than the model takes is read in windows. By default as"
+        " alias and bundle say.",
+    )
     assets: Any = Field(None, description="Rejected: no images are read.")
 
 
@@ -161,6 +169,7 @@ class _Options(NamedTuple):
     questions: Mapping[str, Question]
     names: list[tuple[str, str]]
     texts: list[str]
+    joinings: dict[str, Joining]  # of each question, where the state is read in windows
 
     def place(self, index: int, part: int | None) -> str:
         """The words by which the caller knows the state with an option."""
@@ -179,7 +188,7 @@ async def decide(body: SystemOneRequest, ask: Ask, tools: Tools) -> Encode:
         raise InvalidInput("assets has images, which are not supported: send text", param="assets")
     model_name = None if body.model == ANY_MODEL not in tools.models.aliases else body.model
     model = ask.find_model(tools.models, model_name, "decide")
-    options = _Options(body.questions, [], [])
+    options = _Options(body.questions, [], [], {})
     for name, question in body.questions.items():
         instructions = [] if question.instructions is None else [as_text(question.instructions)]
         for option, criterion in question.options().items():
@@ -198,7 +207,12 @@ async def decide(body: SystemOneRequest, ask: Ask, tools: Tools) -> Encode:
         named=lambda index, part: options.place(
             index, 1 - part if is_reranker and part is not None else part
         ),
+        split_part=int(is_reranker),
+        num_aligned=len(pairs),
     )
+    texts = tools.texts.in_windows(texts, body.windows, ask, True)
+    if texts.windows:
+        options.joinings.update(_joinings(texts.windows, body))
     ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
     ask.outputs, ask.field = (Logits(),), "questions"
     words_bytes = json_bytes(name for pair in options.names for name in pair) + ask.num_body_bytes
@@ -207,13 +221,32 @@ async def decide(body: SystemOneRequest, ask: Ask, tools: Tools) -> Encode:
     return JsonAnswer(partial(_words, options))
 
 
+def _joinings(rule: WindowRule, body: SystemOneRequest) -> Iterator[tuple[str, Joining]]:
+    """The joining of each question's answers. InvalidInput for a label that is no option of any."""
+    options = {name: list(question.options()) for name, question in body.questions.items()}
+    every_name = [option for names in options.values() for option in names]
+    rule = known_label(rule, body.windows, every_name)
+    if rule.label is not None and rule.label not in every_name:
+        Joining.of_labels(rule, every_name, False, "questions")
+    for name, labels in options.items():
+        own_rule = known_label(rule, None, labels)
+        yield name, Joining.of_labels(own_rule, labels, False, f"questions.{name[:60]}")
+
+
 def _words(options: _Options, ask: Ask) -> dict[str, Any]:
-    bundle, logits = ask.model.bundle, ask.value(Logits).joined
+    bundle = ask.model.bundle
     of_option = 0 if "rerank" in bundle.tasks else entailment_index(bundle.manifest.labels)
+    ((windows, logits),) = by_window(ask, len(options.names))
     start, answers = 0, dict[str, Any]()
     for name, question in options.questions.items():
         end = start + len(question.options())
-        answers[name] = question.answer(decision.shares(logits[start:end, of_option]))
+        option_logits = logits[:, start:end, of_option]
+        shares = probabilities(option_logits, "softmax")
+        joining = options.joinings.get(name, Joining())
+        result = join(shares, option_logits, shares, windows, joining)
+        answers[name] = question.answer(result.scores.tolist())
+        if result.spans:
+            answers[name] |= zip(("start", "end"), result.spans[0], strict=True)
         start = end
     return {
         "model": ask.model.answered_name,

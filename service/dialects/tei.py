@@ -52,6 +52,7 @@ from addnorm.service.wire.texts.sequences import (
 from addnorm.service.wire.texts.text_tasks import (
     ClassifyOptions,
     RerankOptions,
+    WindowOptions,
     classify,
     score_pairs,
 )
@@ -173,7 +174,7 @@ class TeiRerankRequest(TeiRequest, RerankOptions):
         return agreed(top_n=self.top_n, top_k=self.top_k) or None
 
 
-class TeiPredictRequest(TeiRequest):
+class TeiPredictRequest(TeiRequest, WindowOptions):
     inputs: Annotated[
         PredictInputs, PlainValidator(_predict_inputs, str | OneOrTwo | list[OneOrTwo])
     ] = Field(description="A text, one pair of texts, or a batch of lists of one or two texts.")
@@ -280,8 +281,16 @@ async def similarity(body: TeiSimilarityRequest, ask: Ask, tools: Tools) -> Json
 async def predict(body: TeiPredictRequest, ask: Ask, tools: Tools) -> JsonAnswer:
     model = ask.find_model(tools.models, body.model, "classify")
     truncate = tools.texts.cuts(body.truncate, by_default=True)
-    texts = TextsToTokenize(FIELD, body.inputs.texts, truncate, model, left=body.left)
-    options = ClassifyOptions(function_to_apply="none" if body.raw_scores else None)
+    texts = TextsToTokenize(
+        FIELD,
+        body.inputs.texts,
+        truncate,
+        model,
+        left=body.left,
+        sent_truncate=body.truncate,
+    )
+    function: Function | None = "none" if body.raw_scores else None
+    options = ClassifyOptions(function_to_apply=function, windows=body.windows)
     finish = await classify(ask, tools, texts, options)
 
     def shape(ask: Ask) -> Any:
@@ -303,7 +312,13 @@ async def rerank_each(body: Sequence[TeiRerankRequest], ask: Ask, tools: Tools) 
     pairs = [(request.query, text) for request in body for text in request.texts]
     truncate = tools.texts.cuts(body[0].truncate, by_default=True)
     texts = TextsToTokenize(
-        "texts", pairs, truncate, model, left=body[0].left, named=query_with("texts")
+        "texts",
+        pairs,
+        truncate,
+        model,
+        left=body[0].left,
+        named=query_with("texts"),
+        sent_truncate=body[0].truncate,
     )
     function: Function = "none" if body[0].raw_scores else "sigmoid"
     sent_back = ask.num_body_bytes if any(request.return_text for request in body) else 0

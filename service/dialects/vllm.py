@@ -4,7 +4,7 @@ asks these, of the model that scores completions.
 Source: vLLM's pooling entrypoints and its server, and lm-eval's RemoteTokenizer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -15,8 +15,8 @@ from pydantic import AliasChoices, Field
 
 from addnorm.service import VERSION
 from addnorm.service.asking.ask import Ask
-from addnorm.service.asking.tasks import classification
-from addnorm.service.asking.tasks.classification import Function
+from addnorm.service.asking.tasks.classification import label_names
+from addnorm.service.asking.tasks.windows import TextScores
 from addnorm.service.engine.manifest import Task
 from addnorm.service.engine.outputs import Logits
 from addnorm.service.engine.tokenizer import Text, Tokenizer
@@ -36,7 +36,14 @@ from addnorm.service.wire.texts.json_answers import (
     usage,
 )
 from addnorm.service.wire.texts.sequences import OneOrSeveral, Row
-from addnorm.service.wire.texts.text_tasks import RerankOptions, score_pairs, want_vectors
+from addnorm.service.wire.texts.text_tasks import (
+    ClassifyOptions,
+    RerankOptions,
+    WindowOptions,
+    label_scores,
+    score_pairs,
+    want_vectors,
+)
 from addnorm.service.wire.texts.texts import Shown, TextsToTokenize, check_limit
 
 
@@ -60,6 +67,10 @@ class ScoreRequest(_ModelOptions, RerankOptions):
 
 class InputRequest(_ModelOptions):
     input: OneOrSeveral = Field(description="A text, or a list of texts.")
+
+
+class ClassifyRequest(InputRequest, WindowOptions):
+    pass
 
 
 class PoolingRequest(InputRequest):
@@ -93,17 +104,16 @@ async def score(body: ScoreRequest, ask: Ask, tools: Tools) -> Encode:
     return ranked(finish, _words, ranking)
 
 
-async def classify(body: InputRequest, ask: Ask, tools: Tools) -> Encode:
+async def classify(body: ClassifyRequest, ask: Ask, tools: Tools) -> Encode:
     texts = _texts(body, "input", body.input, "classify", ask, tools)
-    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
+    score = await label_scores(ask, tools, texts, ClassifyOptions(windows=body.windows))
     ask.outputs, ask.field = (Logits(),), "input"
-    return JsonAnswer(_classes)
+    return JsonAnswer(partial(_classes, score))
 
 
-def _classes(ask: Ask) -> dict[str, Any]:
-    manifest, logits = ask.model.bundle.manifest, ask.value(Logits).joined
-    labels = classification.label_names(manifest.labels, logits.shape[1])
-    function: Function | None = manifest.score_function
+def _classes(score: Callable[[Ask], Iterator[TextScores]], ask: Ask) -> dict[str, Any]:
+    bundle = ask.model.bundle
+    labels = label_names(bundle.manifest.labels, bundle.width("logits"))
     entries = [
         {
             "index": index,
@@ -111,7 +121,7 @@ def _classes(ask: Ask) -> dict[str, Any]:
             "probs": probs,
             "num_classes": len(labels),
         }
-        for index, probs in enumerate(classification.probabilities(logits, function))
+        for index, (probs, _, _) in enumerate(score(ask))
     ]
     return _words(ask, entries)
 
@@ -138,7 +148,8 @@ def _texts(
     check_limit("truncate_prompt_tokens", body.truncate_prompt_tokens, model, model_limit=-1)
     truncate = tools.texts.cuts(None if body.truncate_prompt_tokens is None else True)
     texts = TextsToTokenize.prompted(field, strings, truncate, model, prompt_name)
-    return texts._replace(can_cut=False)
+    sent_truncate = None if body.truncate_prompt_tokens is None else True
+    return texts._replace(can_cut=False, sent_truncate=sent_truncate)
 
 
 def _words(ask: Ask, entries: list[dict[str, Any]]) -> dict[str, Any]:
@@ -219,7 +230,7 @@ ROUTES = (
         path="/classify",
         name="vllm_classify",
         summary="The label of each text with the probabilities of all, as vLLM answers",
-        body=InputRequest,
+        body=ClassifyRequest,
         decode=classify,
         examples={"a text": {"input": TEXTS}},
     ),

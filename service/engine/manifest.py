@@ -179,6 +179,34 @@ class InputRules(_Part):
         return self.inference_free or not is_plain
 
 
+class WindowRule(BaseModel):
+    """The way to read texts that are longer than the model takes: in windows."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    overlap: int | None = Field(
+        None,
+        ge=0,
+        lt=2**31,
+        description="Tokens that two neighbouring windows share: a phrase of up to so many stands"
+        " whole in one of them. By default 64, or half a window where that is less.",
+    )
+    take: Literal["max", "mean"] | None = Field(
+        None,
+        description="`max` answers with the one window in which the deciding label scores highest,"
+        " of independent labels with each label's own; `mean` with the mean of all windows,"
+        " weighted by tokens. By default `max` for one or two labels, for independent ones, and"
+        " where `label` is set.",
+    )
+    label: str | None = Field(
+        None, description="The label that decides for `max`; of two labels, by default the second."
+    )
+
+    def over(self, other: "WindowRule | None") -> "WindowRule":
+        """This rule; its missing parts are those of another."""
+        return other.model_copy(update=self.model_dump(exclude_none=True)) if other else self
+
+
 class OwnTensor(_Part):
     """One that a module as it is answers with: of every token, or of each sequence.
 
@@ -253,6 +281,8 @@ class Manifest(_Part):
     # of static vectors: ids that are left out of texts. A text may have no other, or be empty: its
     # vector is 0. None: a text without tokens is rejected
     left_out_ids: tuple[int, ...] | None = None
+    # how texts are read that are longer than it takes; None: as request and route say
+    windows: WindowRule | None = None
     # of a reranker that reads a pair as one text: what stands before, between and behind the two
     pair_template: tuple[str, str, str] | None = None
     source: dict[str, Any]  # preset and seed, or checkpoint or module and its sha256
@@ -336,6 +366,8 @@ class Manifest(_Part):
         logits = self.heads.get("logits")
         if self.labels is not None and logits and len(self.labels) != logits.width:
             return f"{len(self.labels)} labels for {logits.width} logits"
+        if (rule := self.windows) and rule.label not in (None, *(self.labels or ())):
+            return f"the label {rule.label!r:.100} decides, but is not there"
         for output, name in (("pooled", "vector_ranges"), ("token_vectors", "token_vector_ranges")):
             if (ranges := getattr(self, name)) is None:
                 continue

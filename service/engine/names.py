@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.manifest import WindowRule
 from addnorm.service.errors import StartupError
 
 OPTIONS = {
@@ -17,11 +18,13 @@ OPTIONS = {
     **{name: name for name in ("precision", "dimensions", "first", "keep", "max_time_ms")},
 }
 NUMBERS = ("dimensions", "keep", "max_time_ms")
+OF_WINDOWS = ("windows", "take", "label")  # parts of a `WindowRule`; windows is its overlap
 TAG = LATEST = "latest"  # as a tag it means nothing, unless a prompt is called so
 VERSION = re.compile(r"[1-9]\d{0,16}")
 FORM = (
     "write NAME=MODEL, or NAME=MODEL?prompt=P&precision=int8&dimensions=256, for a reranker also"
-    " first=EMBEDDER&keep=50 and max_time_ms=300"
+    " first=EMBEDDER&keep=50 and max_time_ms=300, for long texts windows=64, and with it take=max"
+    " or take=mean, and label=L"
 )
 
 
@@ -35,6 +38,7 @@ class Alias(NamedTuple):
     first: str | None = None  # a model whose vectors say which documents are reranked
     keep: int | None = None  # so many of them
     max_time_ms: int | None = None  # of reranking
+    windows: WindowRule | None = None  # of texts that are longer than the model takes
 
 
 def read_aliases(texts: Mapping[str, str]) -> dict[str, Alias]:
@@ -43,13 +47,22 @@ def read_aliases(texts: Mapping[str, str]) -> dict[str, Alias]:
     for name, value in texts.items():
         ref, _, options = value.partition("?")
         query = dict(parse_qsl(options, keep_blank_values=True))
+        rule_parts = {option: query.pop(option) for option in OF_WINDOWS if option in query}
         numbers = {option: query[option] for option in NUMBERS if option in query}
         is_wrong = not ref or any(option not in OPTIONS for option in query)
         is_wrong |= any(not number.isdecimal() for number in numbers.values())
         if is_wrong or "0" in numbers.values() or ("first" in query) != ("keep" in query):
             raise StartupError(f"ADDNORM_ALIASES has {name}={value}: {FORM}")
+        rule = None
+        if rule_parts:
+            overlap = rule_parts.pop("windows", "")
+            try:
+                rule = WindowRule.model_validate({"overlap": int(overlap), **rule_parts})
+            except ValueError:  # of int, or of pydantic
+                raise StartupError(f"ADDNORM_ALIASES has {name}={value}: {FORM}") from None
         values: dict[str, Any] = {**query, **{name: int(value) for name, value in numbers.items()}}
-        aliases[name] = Alias(ref, **{OPTIONS[option]: value for option, value in values.items()})
+        values = {OPTIONS[option]: value for option, value in values.items()}
+        aliases[name] = Alias(ref, **values, windows=rule)
     return aliases
 
 
@@ -68,6 +81,15 @@ def check_alias(name: str, alias: Alias, bundle: Bundle) -> None:
     if (alias.first or alias.max_time_ms) and "rerank" not in bundle.tasks:
         raise StartupError(
             f"ADDNORM_ALIASES: {name} has first or max_time_ms, but {bundle.ref} cannot rerank"
+        )
+    if alias.windows and not {"classify", "tag", "rerank"}.intersection(bundle.tasks):
+        raise StartupError(
+            f"ADDNORM_ALIASES: {name} has windows, but {bundle.ref} has no labels and cannot rerank"
+        )
+    if alias.windows and alias.windows.label not in (None, *(manifest.labels or ())):
+        raise StartupError(
+            f"ADDNORM_ALIASES: {name} has label={alias.windows.label}, the labels of {bundle.ref}"
+            f" are {', '.join(manifest.labels or ()) or 'none'}"
         )
     if alias.dimensions is not None and not 1 <= alias.dimensions <= width:
         raise StartupError(

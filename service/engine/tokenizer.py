@@ -15,6 +15,7 @@ from tokenizers import Encoding
 from addnorm.service.engine.batch import Ints
 from addnorm.service.engine.bundle import TOKENIZER, Bundle
 from addnorm.service.engine.manifest import InputRules, InputType
+from addnorm.service.engine.windows import WholeText
 from addnorm.service.errors import StartupError
 
 Template = tuple[str, str, str]  # before the first text, between the two, behind the second
@@ -231,6 +232,47 @@ class Tokenizer:
                 if was_cut:
                     cut.append(num_characters(text))
         return encodings
+
+    def whole_texts(
+        self, texts: Sequence[Text], part: int | None, num_prompt: int, num_pair_prompt: int
+    ) -> list[WholeText]:
+        """All tokens of each text or pair, however many. part: the text of a pair that may be
+        split; None: the one with more tokens. num_prompt, num_pair_prompt: characters of the prompt
+        at the beginning of single texts, and of the first text of pairs, which is in every
+        window."""
+        strings = [self._joined(text) for text in texts]
+        rows, encodings = list[WholeText](), self._tokenizer.encode_batch(strings)
+        for text, string, encoding in zip(texts, strings, encodings, strict=True):
+            cells = np.array((encoding.ids, encoding.type_ids), np.int64).reshape(2, -1).T
+            parts = np.array([-1 if at is None else at for at in encoding.sequence_ids], np.int64)
+            offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+            is_special = np.array(encoding.special_tokens_mask, bool)
+            if self._left_out_ids:
+                kept = ~np.isin(cells[:, 0], self._left_out_ids)
+                cells, parts, offsets = cells[kept], parts[kept], offsets[kept]
+                is_special = is_special[kept]
+            if not isinstance(text, str) and isinstance(string, str):  # in the template
+                split_part, last = 0, len(string) - len((self._template or "")[-1])
+                first = last - len(text[1])
+            else:
+                split_text, split_part, first = text, 0, num_prompt
+                if not isinstance(text, str):
+                    is_second = np.count_nonzero(parts == 1) >= np.count_nonzero(parts == 0)
+                    split_part = int(is_second) if part is None else part
+                    split_text, first = text[split_part], (num_pair_prompt, 0)[split_part]
+                last = len(split_text)
+            of_text = (parts == split_part) & (offsets[:, 1] > first) & (offsets[:, 0] < last)
+            places = np.flatnonzero(of_text).tolist()
+            begin, end = (places[0], places[-1] + 1) if places else (len(cells), len(cells))
+            rows.append(WholeText(cells, offsets, is_special, begin, end, first, last - first))
+        return rows
+
+    def _joined(self, text: Text) -> Text:
+        """A pair in the template, if there is one."""
+        if isinstance(text, str) or not self._template:
+            return text
+        before, between, behind = self._template
+        return f"{before}{text[0]}{between}{text[1]}{behind}"
 
     def _fill_template(self, index: int, text: Text, truncate: bool) -> str:
         """A pair in the template. truncate: cuts its second text."""

@@ -36,6 +36,7 @@ ANSWER_BYTES = 64  # for each byte of a body, of which each may be a token
 TIMEOUT_HEADER = "x-request-timeout-ms"
 MAX_TIME_HEADER = "x-max-time-ms"
 FINGERPRINT_HEADER = "x-addnorm-fingerprint"
+WINDOWS_HEADER = "x-addnorm-windows"  # how many texts were read in that are longer, if any are
 TRUNCATED_HEADER = "x-addnorm-truncated"  # how many texts were cut, if any were
 IGNORED_HEADER = "x-addnorm-ignored"  # names of the body's fields that no body here has, if any
 
@@ -169,6 +170,8 @@ def headers_of(ask: Ask) -> dict[str, str]:
     headers = {FINGERPRINT_HEADER: fingerprint, "server-timing": ", ".join(stages)}
     if ask.cut or ask.ignored:
         headers |= _left_out(ask)
+    if ask.num_windows:
+        headers[WINDOWS_HEADER] = str(ask.num_windows)
     if ask.scored:
         headers["x-addnorm-scored"] = "{}/{}".format(*ask.scored)
     return headers

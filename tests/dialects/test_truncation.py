@@ -32,7 +32,6 @@ ROUTES: list[tuple[str, str, dict[str, Any], bool]] = [
     ("/v2/embed", "embedder", {"texts": [LONG]}, True),
     ("/api/embed", "embedder", {"input": LONG}, True),
     ("/embed", "", {"inputs": LONG}, True),
-    ("/predict", "", {"inputs": LONG}, True),
     ("/rerank", "", {"query": "b", "texts": [LONG]}, True),
     ("/similarity", "", {"inputs": {"source_sentence": "a", "sentences": [LONG]}}, True),
     ("/hf/", "embedder", {"inputs": LONG}, True),

@@ -21,6 +21,7 @@ from addnorm.service import arithmetic
 from addnorm.service.asking.tasks import classification, fill_mask, similarity, tagging
 from addnorm.service.asking.tasks.max_sim import max_sims
 from addnorm.service.asking.tasks.pieces import Pieces
+from addnorm.service.asking.tasks.tagging import TokenPlaces
 from addnorm.service.engine import heads
 from addnorm.service.engine.batch import Floats, Rows
 from addnorm.service.engine.clusters import join_clusters
@@ -93,11 +94,10 @@ def entities() -> list[Any]:
     model = WordPiece({"a": 0, "##b": 1, "##c": 2, "[UNK]": 3}, unk_token="[UNK]")
     tokenizer, text = Tokenizer(model), "abcb a abbbbbbc ab acc"
     tokenizer.pre_tokenizer = Whitespace()
-    encoding, labels = tokenizer.encode(text), ("O", "B-X", "I-X")
-    scores = classification.probabilities(numbers(len(encoding), 3))
-    tags = tagging.tag_tokens(
-        text, encoding, scores, labels, Pieces.from_tokenizer(tokenizer), "average", ()
-    )
+    places, labels = TokenPlaces.of_encoding(tokenizer.encode(text)), ("O", "B-X", "I-X")
+    scores = classification.probabilities(numbers(len(places.ids), 3))
+    pieces = Pieces.from_tokenizer(tokenizer)
+    tags = tagging.tag_tokens(text, places, scores, labels, pieces, "average", ())
     return [tag.score for tag in tags]
 
 
@@ -125,6 +125,7 @@ def places() -> dict[str, Make]:
         "cosines": lambda: similarity.similarities("cosine", *_unit_pair()),
         "sparse vectors": lambda: sparse.entries(numbers(1, 5003)[0], 200),
         "float16": lambda: Dense(numbers(30, 101, scale=60_000)).halved("pooled").joined,
+        "mean of windows": lambda: arithmetic.weighted_mean(rows, np.arange(1, 71)),
         "MaxSim": lambda: max_sims(numbers(9, 128), [numbers(n, 128)[n // 2 :] for n in (3, 70)]),
         "joined vectors": lambda: join_clusters(heads.unit(numbers(60, 96)), Clusters(factor=2.0)),
         "figures of a stored index": comparison,

@@ -14,6 +14,7 @@ from addnorm.service.engine.batch import Floats
 from addnorm.service.engine.manifest import ENTAILMENT
 from addnorm.service.errors import InvalidInput
 
+Span = tuple[int, int]  # first character, and one past the last
 AnyFloats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Function = Literal["softmax", "sigmoid", "none"]
 TEMPLATE = "This example is {}."  # a hypothesis
@@ -24,6 +25,14 @@ PLACE = "{}"  # of the label in it
 class Labelled:
     label: str
     score: np.float32
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledPart(Labelled):
+    """start, end: characters of the part of the text that has the label with this score."""
+
+    start: int
+    end: int
 
 
 def label_names(labels: Sequence[str] | None, width: int) -> tuple[str, ...]:
@@ -50,21 +59,30 @@ def probabilities(logits: Floats, function: Function | None = None) -> Floats:
 
 class Scored(NamedTuple):
     """The score of a pair, and the logit that it was made of. Sort by the logit: above 16.6 all
-    sigmoids are 1 in float32."""
+    sigmoids are 1 in float32. span: of the document's part that has it; None: all of it."""
 
     score: np.float32
     logit: np.float32
+    span: Span | None = None
 
 
 def rank_labels(
-    scores: Floats, logits: AnyFloats, labels: Sequence[str], top_k: int | None = None
+    scores: Floats,
+    logits: AnyFloats,
+    labels: Sequence[str],
+    top_k: int | None = None,
+    spans: Sequence[Span] | None = None,
 ) -> list[Labelled]:
-    """Scores `[labels]` of one sequence, highest first; equal ones in the order of the labels.
+    """Scores `[labels]` of one text, highest first; equal ones in the order of the labels.
 
     logits: `[labels]`, that the scores were made of. top_k: how many; all if None or if there are
-    fewer.
+    fewer. spans: of each label, the characters that have the score; None: all of them.
     """
-    return [Labelled(labels[index], scores[index]) for index in best(logits, top_k)]
+    if spans is None:
+        return [Labelled(labels[index], scores[index]) for index in best(logits, top_k)]
+    return [
+        LabelledPart(labels[index], scores[index], *spans[index]) for index in best(logits, top_k)
+    ]
 
 
 def best(logits: Sequence[np.float32] | AnyFloats, top_k: int | None = None) -> list[int]:
@@ -99,17 +117,18 @@ def hypotheses(candidates: Sequence[str], template: str = TEMPLATE) -> Iterator[
 
 
 def zero_shot(
-    logits: Floats, candidates: Sequence[str], entailment: int, multi_label: bool = False
-) -> list[Labelled]:
-    """Logits `[candidates, labels]` of (text, hypothesis) pairs -> candidates, likeliest first.
+    logits: Floats, entailment: int, multi_label: bool = False
+) -> tuple[Floats, AnyFloats]:
+    """Logits `[candidates, labels]` of (text, hypothesis) pairs -> scores of the candidates, and
+    numbers to sort them by, `[candidates]`.
 
     entailment: the index of its label. multi_label: each candidate by itself, entailment against
     contradiction, instead of all against each other. One candidate is always by itself.
     """
-    if multi_label or len(candidates) == 1:
+    if multi_label or len(logits) == 1:
         contradiction = -1 if entailment == 0 else 0  # as transformers guesses it
         scores = probabilities(logits[:, [contradiction, entailment]], "softmax")[:, 1]
         against = logits[:, contradiction].astype(np.float64)
-        return rank_labels(scores, logits[:, entailment] - against, candidates)
+        return scores, logits[:, entailment] - against
     scores = probabilities(logits[None, :, entailment], "softmax")[0]
-    return rank_labels(scores, logits[:, entailment], candidates)
+    return scores, logits[:, entailment]

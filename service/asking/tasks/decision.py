@@ -1,19 +1,9 @@
-"""Logits of a question's options -> probabilities, and how sure they are. Knows no requests.
+"""How sure the probabilities of a question's options are. Knows no requests.
 
 Source: TypeSafe's System One API, as jevcompat 0.1 pins it down.
 """
 
 from collections.abc import Sequence
-
-from addnorm.service.asking.tasks.classification import probabilities
-from addnorm.service.engine.batch import Floats
-
-
-def shares(logits: Floats) -> list[float]:
-    """Logits of the options `[n]` -> probabilities that sum to 1: their softmax. They depend on
-    the options of this question alone."""
-    option_shares: list[float] = probabilities(logits[None, :], "softmax")[0].tolist()
-    return option_shares
 
 
 def choice_confidence(shares: Sequence[float]) -> float:

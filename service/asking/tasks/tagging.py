@@ -6,7 +6,7 @@ what the text itself says is text[start:end].
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 from tokenizers import Encoding
@@ -14,6 +14,7 @@ from tokenizers import Encoding
 from addnorm.service.arithmetic import row_sums
 from addnorm.service.asking.tasks.pieces import Pieces
 from addnorm.service.engine.batch import Floats
+from addnorm.service.engine.windows import Window
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 Item = TypeVar("Item")
@@ -43,6 +44,24 @@ class Entity:
     end: int
 
 
+class TokenPlaces(NamedTuple):
+    """The tokens of a text, or of a window of it, each with its characters of the text."""
+
+    ids: Sequence[int]
+    offsets: Sequence[Sequence[int]]  # first character, and one past the last
+    is_special: Sequence[int]  # whether no text has the token
+    shift: int = 0  # to the places of the window's tokens among all of the text
+
+    @classmethod
+    def of_encoding(cls, encoding: Encoding) -> "TokenPlaces":
+        return cls(encoding.ids, encoding.offsets, encoding.special_tokens_mask)
+
+    @classmethod
+    def of_window(cls, window: Window) -> "TokenPlaces":
+        offsets, is_special = window.offsets.tolist(), window.is_special.tolist()
+        return cls(window.cells[:, 0].tolist(), offsets, is_special, window.shift)
+
+
 @dataclass(frozen=True, slots=True)
 class _Token:
     index: int
@@ -55,7 +74,7 @@ class _Token:
 
 def tag_tokens(
     text: str,
-    encoding: Encoding,
+    places: TokenPlaces,
     scores: Floats,
     labels: Sequence[str],
     pieces: Pieces,
@@ -67,7 +86,7 @@ def tag_tokens(
     scores: probabilities `[tokens, labels]`, special tokens included. ignore_labels: these are left
     out; of entities, labels without B- and I-. Each is looked for once a token: a set is quicker.
     """
-    tokens = list(_tokens(text, encoding, scores, pieces))
+    tokens = list(_tokens(text, places, scores, pieces))
     if aggregation in ("none", "simple"):
         tags = [_tag(token, token.scores, labels) for token in tokens]
     else:
@@ -97,10 +116,28 @@ def tag_tokens(
     return [entity for entity in entities if entity.entity_group not in ignore_labels]
 
 
-def _tokens(text: str, encoding: Encoding, scores: Floats, pieces: Pieces) -> Iterator[_Token]:
+def join_overlapping(parts: Sequence[list[Tag] | list[Entity]]) -> Sequence[Tag | Entity]:
+    """The tags or entities of the windows of one text. Of those that overlap the longest stays, of
+    equally long ones the likeliest."""
+    if len(parts) == 1:
+        return parts[0]
+    items = sorted((item for part in parts for item in part), key=lambda item: item.start)
+    joined = list[Tag | Entity]()
+    for item in items:
+        last = joined[-1] if joined else None
+        if last is None or not last.start <= item.start < last.end:
+            joined.append(item)
+        elif (item.end - item.start, item.score) > (last.end - last.start, last.score):
+            joined[-1] = item
+    return joined
+
+
+def _tokens(text: str, places: TokenPlaces, scores: Floats, pieces: Pieces) -> Iterator[_Token]:
     """All but special tokens."""
-    places = zip(encoding.ids, encoding.offsets, encoding.special_tokens_mask, strict=True)
-    for index, (token, (start, end), is_special) in enumerate(places):
+    ids, offsets, are_special, shift = places
+    for index, (token, (start, end), is_special) in enumerate(
+        zip(ids, offsets, are_special, strict=True)
+    ):
         if is_special:
             continue
         word = pieces.id_to_token(token) or ""
@@ -110,7 +147,7 @@ def _tokens(text: str, encoding: Encoding, scores: Floats, pieces: Pieces) -> It
             is_subword = len(word) != end - start
         else:
             is_subword = start > 0 and " " not in text[start - 1 : start + 1]
-        yield _Token(index, scores[index], word, start, end, is_subword)
+        yield _Token(index + shift, scores[index], word, start, end, is_subword)
 
 
 def _split(elements: Iterable[Item], begins: Callable[[Item, Item], bool]) -> Iterator[list[Item]]:

@@ -55,6 +55,12 @@ class ZeroShotRequest(TextsRequest, ZeroShotOptions):
 class Labelled(BaseModel):
     label: str
     score: float
+    start: int | None = Field(
+        None,
+        description="First character of the window that decided, of a text read in several; absent"
+        " where no single one did.",
+    )
+    end: int | None = Field(None, description="One past its last character.")
 
 
 class Tagged(BaseModel):
@@ -105,6 +111,7 @@ async def infer(
     model, prompt = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name, task)
     truncate = tools.texts.cuts(body.truncate)
     texts = TextsToTokenize.prompted("texts", body.texts, truncate, model, prompt)
+    texts = texts._replace(sent_truncate=body.truncate)
     ask.precision = body.precision or ask.precision
     finish = await run(ask, tools, texts, body)
     return JsonAnswer(

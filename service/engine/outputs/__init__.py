@@ -11,7 +11,7 @@ from addnorm.service.engine.outputs.lens import Attentions, HiddenStates
 from addnorm.service.engine.outputs.logits import Logits, LogitsAt, TopLogits
 from addnorm.service.engine.outputs.output import Output, OutputInputs
 from addnorm.service.engine.outputs.per_token import Activations, NormStatistics, TokenVectors
-from addnorm.service.engine.outputs.pooled import Pooled, PooledSpans
+from addnorm.service.engine.outputs.pooled import Pooled, PooledSpans, PooledWindows
 from addnorm.service.engine.outputs.prompt_logprobs import PromptLogprobs, ScoredPrompts
 from addnorm.service.engine.outputs.sparse import Sparse
 from addnorm.service.engine.outputs.values import SparseVectors, TopK, Value
@@ -33,6 +33,7 @@ __all__ = [
     "OutputKinds",
     "Pooled",
     "PooledSpans",
+    "PooledWindows",
     "PromptLogprobs",
     "ScoredPrompts",
     "Sparse",

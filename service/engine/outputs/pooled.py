@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from addnorm.service.arithmetic import weighted_mean
 from addnorm.service.engine.batch import Batch, Floats, Padding
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.checkpoint import checkpoint
@@ -21,6 +22,7 @@ from addnorm.service.engine.outputs.output import (
     Value_co,
 )
 from addnorm.service.engine.outputs.values import Dense, Parts, Ragged, Value, VectorDType
+from addnorm.service.engine.windows import Windows
 from addnorm.service.errors import InvalidInput
 
 # Each number is made of its own value alone, so a sequence's company
@@ -35,6 +37,7 @@ DIMENSIONS: dict[VectorDType, int] = {  # that one number holds
     "ubinary": 8,
 }
 STEPS = 255  # of a range
+NO_WINDOWS = Windows((), ())
 NO_SPANS = Spans(np.empty((0, 2), np.int64), np.empty(0, np.int64))
 
 
@@ -145,6 +148,28 @@ class PooledSpans(VectorsOutput[Ragged]):
         ends = self.spans.lengths.cumsum()[:-1]
         numbers = to_dtype(vectors, self.dtypes[0], ranges)
         return Ragged(np.split(numbers, ends), has_own_lengths=True)
+
+
+@dataclass(frozen=True, eq=False)
+class PooledWindows(VectorsOutput[Dense]):
+    """A vector for each text: the mean of its windows' vectors, weighted by their tokens. One
+    window's own where there is one."""
+
+    windows: Windows = NO_WINDOWS
+
+    def make(self, inputs: OutputInputs) -> Dense:
+        pooled = self._vectors(inputs.head_rows(self.pick(inputs.bundle)), inputs)
+        vectors = inputs.padding.scatter_rows(pooled)
+        weights = np.array([window.weight for window in self.windows.windows])
+        rows = list[Floats]()
+        for at in self.windows.of_texts():
+            row = vectors[at]
+            if len(row) > 1:
+                row = weighted_mean(row, weights[at])[None]
+                row = unit(row) if self.normalize else row
+            rows.append(row)
+        ranges = inputs.bundle.manifest.vector_ranges
+        return Dense(to_dtype(np.concatenate(rows), self.dtypes[0], ranges))
 
 
 @dataclass(frozen=True, eq=False)

@@ -75,7 +75,8 @@ class Reporter:
         if not log.isEnabledFor(level):
             return
         optional_fields = {
-            "key": ask.key, "code": record.code, "field": record.param, "unscored": ask.num_late
+            "key": ask.key, "code": record.code, "field": record.param, "unscored": ask.num_late,
+            "windows": ask.num_windows,
         }  # fmt: skip
         times_s = dict(record.stages_s)
         if record.first_byte_s is not None:

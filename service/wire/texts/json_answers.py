@@ -10,7 +10,7 @@ from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.tasks.classification import Scored, best
 from addnorm.service.asking.tasks.similarity import similarities
 from addnorm.service.engine.model import Model
-from addnorm.service.engine.outputs import Pooled, PooledSpans
+from addnorm.service.engine.outputs import Pooled, PooledSpans, PooledWindows
 from addnorm.service.wire.codec.negotiation import written
 from addnorm.service.wire.codec.payload import Payload, base64_of
 
@@ -38,7 +38,7 @@ class JsonAnswer:
 def pooled(ask: Ask) -> Any:
     if PooledSpans in ask.values:
         return ask.value(PooledSpans).joined
-    return ask.value(Pooled).joined
+    return ask.value(PooledWindows if PooledWindows in ask.values else Pooled).joined
 
 
 def in_base64(ask: Ask) -> list[str]:
@@ -89,7 +89,17 @@ class Ranking(NamedTuple):
             numbers = numbers_below((scores[index] for index in scored), len(without_score))
             for index, number in zip(without_score, numbers, strict=True):
                 scores[index] = number
-        return [self.entry(index, scores[index]) for index in chosen[: self.num_best]]
+        return [
+            self.entry(index, scores[index]) | _span_of(pairs[index])
+            for index in chosen[: self.num_best]
+        ]
+
+
+def _span_of(scored: Scored | None) -> dict[str, int]:
+    """The characters of a document's best window, where it was read in several."""
+    if scored is None or scored.span is None:
+        return {}
+    return dict(zip(("start", "end"), scored.span, strict=True))
 
 
 def numbers_below(scores: Iterable[Any], num: int) -> list[float]:

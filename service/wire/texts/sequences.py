@@ -8,6 +8,7 @@ from pydantic_core import PydanticCustomError
 from addnorm.service.asking.ask import Ask
 from addnorm.service.engine.batch import Batch, Padding, from_lists
 from addnorm.service.engine.heads import Spans
+from addnorm.service.engine.manifest import WindowRule
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.tokenizer import has_ends
 from addnorm.service.errors import EmptyInput, InvalidInput
@@ -98,13 +99,15 @@ async def read_sequences(
     hint: str = OTHER_VOCABULARY,
     input_type: tuple[str, str] | None = None,
     only_own: bool = True,
+    windows: WindowRule | None = None,
 ) -> tuple[Batch, Padding]:
     """The sequences of a field, ragged, for the ask's model. InvalidInput for what does not fit
     ids.
 
     truncate: None: the protocol has no such field. left, keeps_prompt: as of `TextsToTokenize`.
     hint: why ids may be none of the model's own. input_type: the field that has it, and the type.
-    only_own: rejects ids that nothing tells to be the model's own.
+    only_own: rejects ids that nothing tells to be the model's own. windows: how texts are read that
+    are longer than the model takes.
     """
     model = ask.model
     if not sequences:
@@ -113,7 +116,9 @@ async def read_sequences(
         texts = TextsToTokenize.prompted(field, sequences, bool(truncate), model, prompt_name)
         if input_type:
             texts = add_type_prompt(texts, *input_type, prompt_name)
-        texts = texts._replace(can_cut=truncate is not None, left=left, keeps_prompt=keeps_prompt)
+        texts = texts._replace(
+            can_cut=truncate is not None, left=left, keeps_prompt=keeps_prompt, windows=windows
+        )
         return await tools.texts.tokenize(texts, ask)
     for index, sequence in enumerate(sequences):
         if not sequence:
@@ -122,6 +127,11 @@ async def read_sequences(
         raise InvalidInput(
             "truncate is set, but applies to texts only: shorten the token ids yourself",
             param="truncate",
+        )
+    if windows:
+        raise InvalidInput(
+            "windows is set, but applies to texts only: split the token ids yourself",
+            param="windows",
         )
     if input_type and (prompt := prompt_of(model, *input_type, prompt_name)):
         raise InvalidInput(

@@ -18,12 +18,15 @@ from addnorm.service.asking.tasks import classification, fill_mask, tagging
 from addnorm.service.asking.tasks.classification import Function
 from addnorm.service.asking.tasks.max_sim import max_sims
 from addnorm.service.asking.tasks.pieces import Pieces
-from addnorm.service.asking.tasks.tagging import Aggregation
+from addnorm.service.asking.tasks.tagging import Aggregation, TokenPlaces
+from addnorm.service.asking.tasks.windows import Joining, TextScores, join
 from addnorm.service.engine.batch import Batch, Floats, Ints, Padding
 from addnorm.service.engine.checkpoint import checkpoint
+from addnorm.service.engine.manifest import WindowRule
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Logits, LogitsAt, Output, Pooled, TokenVectors
 from addnorm.service.engine.outputs.per_token import counted
+from addnorm.service.engine.windows import Window, Windows
 from addnorm.service.errors import DeadlineNotMet, InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.validation import Strict
@@ -53,10 +56,23 @@ Target = Annotated[str, Field(max_length=MAX_TARGET_CHARACTERS)]
 Targets = Annotated[list[Target], Field(fail_fast=True)]
 
 
-Compare = Callable[[Ask], dict[int, classification.Scored]]  # of the pairs that are there
+# of the sequences that are there: pairs, or windows of pairs
+Compare = Callable[[Ask], dict[int, classification.Scored]]
 
 
-class RerankOptions(Strict):
+class WindowOptions(Strict):
+    windows: WindowRule | None = Field(
+        None,
+        description="Texts that are longer than the model takes are read in windows, which overlap;"
+        " wins over truncation. By default as alias and bundle say.",
+    )
+
+    def window_rule(self) -> WindowRule | None:
+        """The rule of the request, which may have other names for it. InvalidInput for two."""
+        return self.windows
+
+
+class RerankOptions(WindowOptions):
     max_time_ms: int | None = Field(
         None,
         gt=0,
@@ -67,36 +83,39 @@ class RerankOptions(Strict):
     max_chunks_per_doc: int | None = Field(
         None,
         ge=0,
-        description="Cohere's and SiliconFlow's: documents are one chunk here, so more is rejected"
-        " where one is longer than the model takes.",
+        description="Cohere's and SiliconFlow's: a document that is longer than the model takes is"
+        " read in up to so many windows, and the rest is cut.",
     )
     overlap_tokens: int | None = Field(
-        None, ge=0, description="SiliconFlow's, of chunks: as max_chunks_per_doc."
+        None, ge=0, description="SiliconFlow's: the overlap of windows."
     )
+
+    def window_rule(self) -> WindowRule | None:
+        others = {
+            "max_chunks_per_doc": self.max_chunks_per_doc,
+            "overlap_tokens": self.overlap_tokens,
+        }
+        for name, value in others.items():
+            if value is not None and self.windows:
+                raise InvalidInput(f"windows and {name} are both set: send one of them", param=name)
+        if self.windows and (self.windows.take == "mean" or self.windows.label is not None):
+            part = "label" if self.windows.label is not None else "take"
+            raise InvalidInput(
+                f"windows.{part} is {getattr(self.windows, part)[:60]!r}, but a document has the"
+                " score of its best window: leave it out",
+                param="windows",
+            )
+        if self.overlap_tokens is not None or (self.max_chunks_per_doc or 0) > 1:
+            return WindowRule(overlap=self.overlap_tokens)
+        return self.windows
 
     def unscored(self, as_asked: Unscored) -> Unscored:
         """as_asked: what this dialect has for a text without a score, where the body asks for an
         end in time. Header and alias may come from an operator, and the caller know neither."""
         return "number" if self.max_time_ms is None else as_asked
 
-    def check_chunks(self, texts: TextsToTokenize, num_cut: int) -> None:
-        """InvalidInput if texts that were cut would be scored in chunks elsewhere."""
-        if not num_cut:
-            return
-        bundle = texts.model.bundle
-        for name, limit in (("max_chunks_per_doc", 1), ("overlap_tokens", 0)):
-            sent = getattr(self, name)
-            if sent is not None and sent > limit:
-                raise InvalidInput(
-                    f"{name} is {sent}, but {num_cut} of {texts.field} are longer than"
-                    f" {bundle.ref} takes ({bundle.manifest.limits.max_text_tokens} tokens), so"
-                    " they would be truncated, not scored in chunks: shorten them, or leave"
-                    f" {name} out",
-                    param=name,
-                )
 
-
-class ClassifyOptions(Strict):
+class ClassifyOptions(WindowOptions):
     function_to_apply: Function | None = Field(
         None,
         description="From logits to scores: by default sigmoid for one label, or where several may"
@@ -107,7 +126,7 @@ class ClassifyOptions(Strict):
     )
 
 
-class TagOptions(Strict):
+class TagOptions(WindowOptions):
     aggregation_strategy: Aggregation = Field(
         "none",
         description="`none` tags tokens, `simple` joins neighbours of one label, `first`, `average`"
@@ -133,7 +152,7 @@ class FillMaskOptions(Strict):
     )
 
 
-class ZeroShotOptions(Strict):
+class ZeroShotOptions(WindowOptions):
     candidate_labels: Labels = Field(
         min_length=1, description="Each makes a pair with each text, and counts as a text."
     )
@@ -174,6 +193,8 @@ async def score_pairs(
 
     answer_bytes: of what the protocol adds to the scores.
     """
+    texts = tools.texts.in_windows(texts, options.window_rule(), ask)
+    texts = texts._replace(split_part=1, most_windows=options.max_chunks_per_doc or None)
     all_texts, num, alias, max_time_ms = texts, len(texts.texts), ask.alias, options.max_time_ms
     if max_time_ms is None and ask.max_time_s == math.inf:  # no field, no header
         max_time_ms = alias.max_time_ms
@@ -196,11 +217,10 @@ async def score_pairs(
         output = TokenVectors(texts.model.bundle.manifest.normalize)
     else:
         ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
-    options.check_chunks(texts, len(ask.cut))
 
     def finish(ask: Ask) -> Iterator[Any]:
         scores: list[classification.Scored | None] = [None] * num
-        pair_scores = compare(ask)
+        pair_scores = _of_best_windows(ask.windows, compare(ask))
         for at, score in pair_scores.items():
             scores[chosen[at]] = score
         if ask.in_time or alias.first:
@@ -209,6 +229,22 @@ async def score_pairs(
 
     _want(ask, texts, output, LABEL_BYTES * num + answer_bytes)
     return finish
+
+
+def _of_best_windows(
+    windows: Windows | None, scores: dict[int, classification.Scored]
+) -> dict[int, classification.Scored]:
+    """Scores of windows -> that of each pair's best one. A pair has none unless all are there."""
+    if windows is None:
+        return scores
+    pair_scores = dict[int, classification.Scored]()
+    for pair, places in enumerate(windows.of_texts()):
+        candidates = [window for window in range(places.start, places.stop) if window in scores]
+        if len(candidates) == places.stop - places.start:
+            best = max(candidates, key=lambda window: scores[window].logit)
+            span = windows.windows[best].span if len(candidates) > 1 else None
+            pair_scores[pair] = scores[best]._replace(span=span)
+    return pair_scores
 
 
 def _scores_of_pairs(function: Function | None, ask: Ask) -> dict[int, classification.Scored]:
@@ -228,7 +264,10 @@ async def _read_apart(ask: Ask, tools: Tools, texts: TextsToTokenize) -> Compare
         firsts.setdefault(pair[0], at)
     queries, places = list(firsts), list(firsts.values())
     read_first = texts._replace(
-        texts=queries, named=lambda at, _: texts.place(places[at], 0), enough=math.inf
+        texts=queries,
+        named=lambda at, _: texts.place(places[at], 0),
+        enough=math.inf,
+        windows=None,
     )
     read_then = texts._replace(
         texts=[pair[1] for pair in texts.texts], named=lambda at, _: texts.place(at, 1)
@@ -240,13 +279,18 @@ async def _read_apart(ask: Ask, tools: Tools, texts: TextsToTokenize) -> Compare
     ask.batch = Batch.joined(sequences)
     ask.padding = Padding(ask.batch.lengths, None)
     numbers = {query: number for number, query in enumerate(queries)}
-    return partial(_max_sims, [numbers[pair[0]] for pair in texts.texts], len(queries))
+    query_of_pair = [numbers[pair[0]] for pair in texts.texts]
+    if ask.windows:
+        query_of_pair = np.repeat(
+            query_of_pair[: len(ask.windows.counts)], ask.windows.counts
+        ).tolist()
+    return partial(_max_sims, query_of_pair, len(queries))
 
 
 def _max_sims(
     query_of_pair: Sequence[int], num_queries: int, ask: Ask
 ) -> dict[int, classification.Scored]:
-    """The sequences are queries, then the documents of the pairs."""
+    """The sequences are queries, then the documents of the pairs, or their windows."""
     manifest = ask.model.bundle.manifest
     rows = ask.value(TokenVectors).rows
     there = range(len(rows)) if ask.there is None else ask.there
@@ -271,16 +315,42 @@ async def classify(
 ) -> Finish:
     """The labels of each text or pair, likeliest first."""
     labels = _labels(texts)
-    function = options.function_to_apply or texts.model.bundle.manifest.score_function
-    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
+    score = await label_scores(ask, tools, texts, options)
 
     def finish(ask: Ask) -> Iterator[Any]:
-        logits = ask.value(Logits).joined
-        for scores, row in zip(classification.probabilities(logits, function), logits, strict=True):
-            yield classification.rank_labels(scores, row, labels, options.top_k)
+        for scores, logits, spans in score(ask):
+            yield classification.rank_labels(scores, logits, labels, options.top_k, spans)
 
-    _want(ask, texts, Logits(), len(ask.batch) * _label_bytes(labels))
+    _want(ask, texts, Logits(), len(texts.texts) * _label_bytes(labels))
     return finish
+
+
+async def label_scores(
+    ask: Ask, tools: Tools, texts: TextsToTokenize, options: ClassifyOptions
+) -> Callable[[Ask], Iterator[TextScores]]:
+    """The scores of all labels of each text or pair, which are read here."""
+    manifest, labels = texts.model.bundle.manifest, _labels(texts)
+    function = options.function_to_apply or manifest.score_function
+    texts, joining = tools.texts.in_windows(texts, options.window_rule(), ask, True), Joining()
+    if texts.windows:
+        are_independent = manifest.score_function is not None or function == "sigmoid"
+        joining = Joining.of_labels(texts.windows, labels, are_independent, texts.model.bundle.ref)
+    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
+
+    def score(ask: Ask) -> Iterator[TextScores]:
+        logits = ask.value(Logits).joined
+        scores = classification.probabilities(logits, function)
+        if not ask.windows:
+            return map(TextScores, scores, logits)
+        chances = scores
+        if function == "none":
+            chances = classification.probabilities(logits, manifest.score_function)
+        return (
+            join(scores[at], logits[at], chances[at], ask.windows.windows[at], joining)
+            for at in ask.windows.of_texts()
+        )
+
+    return score
 
 
 async def zero_shot(
@@ -291,50 +361,102 @@ async def zero_shot(
     bundle = texts.model.bundle
     entailment = classification.entailment_index(bundle.manifest.labels, bundle.ref)
     candidates = options.candidate_labels
+    texts = tools.texts.in_windows(texts, options.window_rule(), ask, True)
     tools.texts.check_pairs(texts, "candidate_labels", len(candidates))
     check_single(texts.field, texts.texts)
     hypotheses = list(classification.hypotheses(candidates, options.hypothesis_template))
     full_texts = map(str, texts.whole(texts.texts))
     pairs = [(text, hypothesis) for text in full_texts for hypothesis in hypotheses]
     place = text_with_label(texts.field, len(candidates))
-    pair_texts = texts._replace(texts=pairs, named=place)
+    pair_texts = texts._replace(texts=pairs, named=place, split_part=0, num_aligned=len(candidates))
+    joining = Joining()
+    if texts.windows:
+        rule = known_label(texts.windows, options.windows, candidates)
+        joining = Joining.of_labels(rule, candidates, options.multi_label, "candidate_labels")
     ask.batch, ask.padding = await tools.texts.tokenize(pair_texts, ask)
 
     def finish(ask: Ask) -> Iterator[Any]:
-        logits = ask.value(Logits).joined
-        for start in range(0, len(logits), len(candidates)):
-            label_logits = logits[start : start + len(candidates)]
-            yield classification.zero_shot(
-                label_logits, candidates, entailment, options.multi_label
+        for windows, logits in by_window(ask, len(candidates)):
+            numbers = (
+                classification.zero_shot(label_logits, entailment, options.multi_label)
+                for label_logits in logits
+            )
+            scores, order = map(np.stack, zip(*numbers, strict=True))
+            result = join(scores, order, scores, windows, joining)
+            yield classification.rank_labels(
+                result.scores, result.logits, candidates, spans=result.spans
             )
 
     _want(ask, texts, Logits(), len(texts.texts) * _label_bytes(candidates))
     return finish
 
 
+def known_label(rule: WindowRule, sent: WindowRule | None, labels: Sequence[str]) -> WindowRule:
+    """The rule for labels of the request, which an operator's may not know: his does not count
+    then."""
+    is_sent = sent is not None and sent.label is not None
+    return rule if is_sent or rule.label in labels else rule.model_copy(update={"label": None})
+
+
+def by_window(ask: Ask, num_pairs: int) -> Iterator[tuple[Sequence[Window], Floats]]:
+    """The logits of so many neighbouring pairs, which have the windows of one text in common:
+    `[windows, pairs, labels]`, and these windows. None are named if texts are not split."""
+    logits = ask.value(Logits).joined
+    if ask.windows is None:
+        for start in range(0, len(logits), num_pairs):
+            yield (), logits[None, start : start + num_pairs]
+        return
+    places = list(ask.windows.of_texts())
+    for first in range(0, len(places), num_pairs):
+        block = logits[places[first].start : places[first + num_pairs - 1].stop]
+        split_logits = block.reshape(num_pairs, -1, logits.shape[1]).swapaxes(0, 1)
+        yield ask.windows.windows[places[first]], split_logits
+
+
 async def tag(ask: Ask, tools: Tools, texts: TextsToTokenize, options: TagOptions) -> Finish:
     """The tags or entities of each text, in the order of the text."""
     check_single(texts.field, texts.texts)
     labels, ignored = _labels(texts), frozenset(options.ignore_labels)
-    ask.batch, ask.padding, encodings = await tools.texts.tokenize_with_offsets(texts, ask)
+    rule = options.window_rule()
+    for part in ("take", "label"):
+        if rule and getattr(rule, part) is not None:
+            raise InvalidInput(
+                f"windows.{part} is set, but each token is tagged where it stands: leave it out",
+                param="windows",
+            )
+    texts = tools.texts.in_windows(texts, rule, ask, True)
+    full_texts = read_texts = list(map(str, texts.whole(texts.texts)))
+    if texts.windows:
+        ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
+        assert ask.windows
+        windows = list(map(TokenPlaces.of_window, ask.windows.windows))
+        places_by_text = [windows[at] for at in ask.windows.of_texts()]
+    else:
+        ask.batch, ask.padding, encodings = await tools.texts.tokenize_with_offsets(texts, ask)
+        places_by_text = [[TokenPlaces.of_encoding(encoding)] for encoding in encodings]
+        ends = (max((end for _, end in encoding.offsets), default=0) for encoding in encodings)
+        read_texts = [text[:end] for text, end in zip(full_texts, ends, strict=True)]
     pieces = Pieces.from_tokenizer(tools.texts.tokenizer(texts).library)
 
     def finish(ask: Ask) -> Iterator[Any]:
-        logits = ask.value(Logits).rows
-        for text, encoding, token_logits in zip(texts.texts, encodings, logits, strict=True):
-            yield tagging.tag_tokens(
-                f"{texts.prompt}{text}",
-                encoding,
-                classification.probabilities(token_logits, "softmax"),
-                labels,
-                pieces,
-                options.aggregation_strategy,
-                ignored,
+        logits = iter(ask.value(Logits).rows)
+        for text, windows in zip(full_texts, places_by_text, strict=True):
+            yield tagging.join_overlapping(
+                [
+                    tagging.tag_tokens(
+                        text,
+                        places,
+                        classification.probabilities(next(logits), "softmax"),
+                        labels,
+                        pieces,
+                        options.aggregation_strategy,
+                        ignored,
+                    )
+                    for places in windows
+                ]
             )
 
-    full_texts = map(str, texts.whole(texts.texts))
-    ends = (max((end for _, end in encoding.offsets), default=0) for encoding in encodings)
-    kept_bytes = json_bytes(text[:end] for text, end in zip(full_texts, ends, strict=True))
+    kept_bytes = json_bytes(read_texts)
     _want(ask, texts, Logits(), ENTITY_BYTES * ask.batch.num_tokens + 2 * kept_bytes)
     return finish
 

@@ -25,10 +25,18 @@ from addnorm.service.asking.gate import Gate
 from addnorm.service.asking.turns import Arguments, Done, Turns
 from addnorm.service.engine.batch import Batch, Ints, Padding, offsets_of
 from addnorm.service.engine.checkpoint import checkpoint
-from addnorm.service.engine.manifest import InputType
+from addnorm.service.engine.manifest import InputType, WindowRule
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.tokenizer import CannotCut, Text, Tokenizer
-from addnorm.service.errors import EmptyInput, InvalidInput
+from addnorm.service.engine.windows import (
+    MOST_OVERLAP,
+    OVERLAP,
+    WholeText,
+    Window,
+    Windows,
+    num_windows,
+)
+from addnorm.service.errors import EmptyInput, InvalidInput, TooManyWindows
 from addnorm.service.settings import Settings
 from addnorm.service.wire.codec.negotiation import fragment
 
@@ -89,6 +97,11 @@ class TextsToTokenize(NamedTuple):
     keeps_prompt: bool = False  # whether they are rejected where they are cut if they have a prompt
     prompt: str = ""  # of single texts
     named: Place | None = None  # where others are made of the caller's texts
+    sent_truncate: bool | None = None  # the caller's own word; None: the route's or the setting's
+    windows: WindowRule | None = None  # how those are read that are longer than the model takes
+    most_windows: int | None = None  # that the caller wants of each; the rest is cut
+    split_part: int | None = None  # which of a pair is split; None: the longer one
+    num_aligned: int = 1  # so many neighbours are pairs of one text, and have its windows in common
     enough: float = math.inf  # tokens, after which no more of them are read
     until: float = math.inf  # by time.monotonic(): no more are read after it
 
@@ -202,13 +215,53 @@ class TextReader:
         self._in_time = WeakSet[Ask]()  # that end in time, and whose texts are read
 
     async def tokenize(self, to_tokenize: TextsToTokenize, ask: Ask) -> tuple[Batch, Padding]:
-        """Ragged sequences with special tokens. InvalidInput for a text that is too long."""
+        """Ragged sequences with special tokens: one for each text, or `ask.windows`. InvalidInput
+        for a text that is too long."""
         tokenizer = self.tokenizer(to_tokenize)
+        if to_tokenize.windows:
+            return await self._tokenize_in_windows(to_tokenize, tokenizer, ask)
         encode = partial(
             tokenizer.tokens, truncate=to_tokenize.truncate, left=to_tokenize.left, cut=ask.cut
         )
         join = partial(_batch, has_types=tokenizer.has_types)
         return await self.tokenize_with(to_tokenize, encode, ask, join, tokenizer.max_text_tokens)
+
+    async def _tokenize_in_windows(
+        self, to_tokenize: TextsToTokenize, tokenizer: Tokenizer, ask: Ask
+    ) -> tuple[Batch, Padding]:
+        num_prompt = len(to_tokenize.prompt)
+        num_pair_prompt = num_prompt + len(to_tokenize.model.bundle.pair_prompt)
+        read = partial(
+            tokenizer.whole_texts,
+            part=to_tokenize.split_part,
+            num_prompt=num_prompt,
+            num_pair_prompt=num_pair_prompt,
+        )
+        max_windows, max_tokens = self.settings.max_windows, tokenizer.max_text_tokens
+        split = partial(_windows, to_tokenize, max_tokens, max_windows, ask.cut)
+        ask.windows = await self.tokenize_with(to_tokenize, read, ask, split, math.inf)
+        ask.num_windows = ask.windows.num_split
+        cells = [window.cells for window in ask.windows.windows]
+        return _batch(cells, tokenizer.has_types)
+
+    def in_windows(
+        self,
+        texts: TextsToTokenize,
+        sent: WindowRule | None,
+        ask: Ask,
+        cuts_hide: bool = False,
+    ) -> TextsToTokenize:
+        """The texts as they are to be read where they are longer than the model takes: by the rule
+        of the request, of the alias, of the bundle. cuts_hide: the answer is a judgement of the
+        whole text, so that nobody's default cuts it, save the operator's."""
+        manifest = texts.model.bundle.manifest
+        by_operator = ask.alias.windows or manifest.windows
+        rule = sent.over(by_operator) if sent else by_operator
+        is_default_cut = texts.truncate and texts.sent_truncate is None
+        if not rule and cuts_hide and is_default_cut and self.settings.truncate is None:
+            rule = WindowRule()
+        rejects = texts.sent_truncate is False and not sent
+        return texts if rejects or not rule else texts._replace(windows=rule)
 
     def in_time(self, to_tokenize: TextsToTokenize, ask: Ask) -> TextsToTokenize:
         """The texts, of which no more are read than may be computed in the ask's time, beside
@@ -250,7 +303,7 @@ class TextReader:
         work: Callable[[Sequence[Text]], list[Made]],
         ask: Ask,
         join: Callable[[list[Made]], Done],
-        limit: int | None = None,
+        limit: float | None = None,
     ) -> Done:
         """The rows that `work` makes of the texts, joined; by its deadline and while its caller is
         there. limit: tokens of a text, if there is one. The texts count as part of the body, until
@@ -346,8 +399,16 @@ class TextReader:
             raise EmptyInput(f"{field} is empty: send at least one text", param=field)
         check_size(field, len(texts), "texts", self.settings.max_sequences)
         limit = tokenizer.max_characters
-        if not to_tokenize.truncate and (longest := max(sizes := to_tokenize.sizes())) > limit:
-            raise _too_long(to_tokenize, sizes.index(longest), longest, "characters", limit)
+        if to_tokenize.windows:
+            limit *= self.settings.max_windows
+        can_be_cut = to_tokenize.truncate and not to_tokenize.windows
+        if not can_be_cut and (longest := max(sizes := to_tokenize.sizes())) > limit:
+            index = sizes.index(longest)
+            if to_tokenize.windows:
+                raise _too_many_windows(
+                    to_tokenize, index, f"{longest} characters", self.settings.max_windows
+                )
+            raise _too_long(to_tokenize, index, longest, "characters", limit)
         return tokenizer
 
 
@@ -401,7 +462,7 @@ def _in_portions(
     work: Callable[[Sequence[Text]], list[Made]],
     join: Callable[[list[Made]], Done],
     max_tokens: int,
-    limit: int | None,
+    limit: float | None,
 ) -> Done:
     """The rows that `work` makes of the texts, joined. max_tokens: of all; the work ends as soon as
     there are more. InvalidInput for a text with more tokens than the limit, or with none, if there
@@ -418,7 +479,7 @@ def _in_portions(
             ) from None
         for index, row in enumerate(rows, len(done)):
             if limit is not None and len(row) > limit:
-                raise _too_long(to_tokenize, index, len(row), "tokens", limit)
+                raise _too_long(to_tokenize, index, len(row), "tokens", int(limit))
             manifest = None if len(row) else to_tokenize.model.bundle.manifest
             if limit is not None and manifest and manifest.left_out_ids is None:
                 raise InvalidInput(
@@ -457,6 +518,71 @@ def _batch(rows: Sequence[Ints], has_types: bool) -> tuple[Batch, Padding]:
     ids, types = map(np.ascontiguousarray, np.concatenate(rows).T)
     own_types = types if has_types and types.any() else None
     return Batch(ids, offsets_of(lengths[lengths > 0]), own_types), Padding(lengths, None)
+
+
+def _windows(
+    to_tokenize: TextsToTokenize,
+    max_tokens: int,
+    max_windows: int,
+    cut: list[int],
+    rows: list[WholeText],
+) -> Windows:
+    """The windows of each text. max_tokens: of a window. max_windows: of a text. cut: is given the
+    characters of texts that have more windows than their caller wants. InvalidInput if what stands
+    around a text leaves no room for it."""
+    windows, counts = list[Window](), list[int]()
+    rule, num_aligned = to_tokenize.windows or WindowRule(), to_tokenize.num_aligned
+    for start in range(0, len(rows), num_aligned):
+        neighbours = rows[start : start + num_aligned]
+        num_around = max(row.num_around for row in neighbours)
+        room = max_tokens - num_around
+        overlap = min(OVERLAP, int(MOST_OVERLAP * room)) if rule.overlap is None else rule.overlap
+        for index, row in enumerate(neighbours, start):
+            num_tokens = row.end - row.begin
+            if num_tokens <= room:
+                windows += row.windows(max(1, room), 0)
+                counts.append(1)
+                continue
+            if overlap >= room:
+                raise _no_room(to_tokenize, index, num_around, max_tokens, rule.overlap)
+            num = num_windows(num_tokens, room, overlap)
+            num_read = min(num, to_tokenize.most_windows or num)
+            if num_read > max_windows:
+                raise _too_many_windows(to_tokenize, index, f"{num_tokens} tokens", max_windows)
+            if num_read < num:
+                cut.append(row.num_characters)
+            windows += row.windows(room, overlap)[:num_read]
+            counts.append(num_read)
+        checkpoint()
+    return Windows(windows, counts)
+
+
+def _no_room(
+    to_tokenize: TextsToTokenize, index: int, num_around: int, max_tokens: int, overlap: int | None
+) -> InvalidInput:
+    """For a text beside which too many tokens stand in each window."""
+    place, room = to_tokenize.place(index), max_tokens - num_around
+    around = f"a window of {max_tokens} tokens has {num_around} beside the text that is split"
+    if overlap is not None and room > 0:
+        return InvalidInput(
+            f"windows.overlap is {overlap}, but {around}: for {place} at most {room - 1} can"
+            " overlap",
+            param="windows",
+        )
+    return InvalidInput(
+        f"{place} cannot be read in windows: {around}; shorten what stands beside it",
+        param=to_tokenize.field,
+    )
+
+
+def _too_many_windows(
+    to_tokenize: TextsToTokenize, index: int, size: str, limit: int
+) -> TooManyWindows:
+    return TooManyWindows(
+        f"{to_tokenize.place(index)} has {size}, which need more than {limit} windows of"
+        f" {to_tokenize.model.bundle.ref}, the limit (ADDNORM_MAX_WINDOWS): send it in parts",
+        param=to_tokenize.field,
+    )
 
 
 def _too_long(

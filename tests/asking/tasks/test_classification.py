@@ -69,7 +69,7 @@ def test_scores_that_are_equal_to_float32_are_sorted_by_their_logits() -> None:
         assert [one.label for one in rank_labels(scores, values, "abcde", top_k=1)] == ["b"]
     rows = np.stack([values, np.zeros(5, np.float32), -values], axis=1)
     for multi_label in (False, True):
-        rankings = zero_shot(10 * rows, list("abcde"), 0, multi_label)
+        rankings = rank_labels(*zero_shot(10 * rows, 0, multi_label), "abcde")
         assert [ranking.label for ranking in rankings] == list("bdaec")
         assert len({ranking.score for ranking in rankings}) < 5
 
@@ -87,7 +87,7 @@ def test_zero_shot_equals_the_pipeline(
     options = {"hypothesis_template": "It says: {}!", "multi_label": multi_label}
     pairs = hypotheses(candidates, "It says: {}!")
     rows = np.stack([logits(original, "Bert", LINES[1], pair) for pair in pairs])
-    ours = zero_shot(rows, candidates, entailment_index(names), multi_label)
+    ours = rank_labels(*zero_shot(rows, entailment_index(names), multi_label), candidates)
     expected = answer(classify, LINES[1], candidates, **options)
     assert expected["labels"] == [entry.label for entry in ours]
     assert expected["scores"] == pytest.approx([entry.score for entry in ours], abs=1e-4)

@@ -11,7 +11,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from addnorm.service.asking.tasks.classification import probabilities
 from addnorm.service.asking.tasks.pieces import Pieces
-from addnorm.service.asking.tasks.tagging import Aggregation, tag_tokens
+from addnorm.service.asking.tasks.tagging import Aggregation, TokenPlaces, tag_tokens
 from tests.support.pipelines import (
     FAMILIES,
     LINES,
@@ -49,7 +49,7 @@ def test_entities_equal_the_pipelines(
         scores = probabilities(logits(theirs.model, family, text), "softmax")
         ours = tag_tokens(
             text,
-            tokenizer_.encode(text),
+            TokenPlaces.of_encoding(tokenizer_.encode(text)),
             scores,
             LABELS,
             Pieces.from_tokenizer(tokenizer_),
@@ -82,7 +82,6 @@ def test_a_token_that_begins_with_a_space_begins_a_word() -> None:
     bpe = Tokenizer(BPE({"a": 0, "b": 1, "Ġ": 2, "Ġa": 3}, [("Ġ", "a")]))
     bpe.pre_tokenizer, bpe.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     scores = np.float32([[1, 0], [1, 0], [0, 1]])
-    tags = tag_tokens(
-        "a ab", bpe.encode("a ab"), scores, ["B-X", "B-Y"], Pieces.from_tokenizer(bpe), "first"
-    )
+    places = TokenPlaces.of_encoding(bpe.encode("a ab"))
+    tags = tag_tokens("a ab", places, scores, ["B-X", "B-Y"], Pieces.from_tokenizer(bpe), "first")
     assert [(tag.word, tag.start, tag.end) for tag in tags] == [("a", 0, 1), (" ab", 1, 4)]
