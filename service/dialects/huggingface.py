@@ -84,6 +84,10 @@ class HubTagOptions(TagOptions):
             raise InvalidInput("windows and stride are both set: send one of them", param="stride")
         return self.windows if self.stride is None else WindowRule(overlap=self.stride)
 
+    @property
+    def overlap_field(self) -> str:
+        return "windows.overlap" if self.stride is None else "stride"
+
 
 class TaskParameters(ClassifyOptions, HubTagOptions, FillMaskOptions, ZeroShotOptions):
     """Parameters of all tasks; which of them a task knows is checked once the task is known."""

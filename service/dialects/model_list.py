@@ -8,7 +8,7 @@ from fastapi import Query, Request
 from pydantic import BaseModel, Field
 
 from addnorm.service.engine.device.processor import processor
-from addnorm.service.engine.manifest import Limits, Pooling, Ranges, Task, WindowRule
+from addnorm.service.engine.manifest import Limits, Pooling, Ranges, Task
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import OUTPUTS
 from addnorm.service.engine.registry import WORDS, Models
@@ -58,8 +58,8 @@ class ModelEntry(BaseModel):
         description="Name of each prompt, and what it puts before a text."
     )
     default_prompt_name: str | None = Field(description="Of requests that name no prompt.")
-    windows: WindowRule | None = Field(
-        description="How texts are read that are longer than the model takes."
+    windows: dict[str, int | str] | None = Field(
+        description="How texts are read that are longer than the model takes: overlap and label."
     )
     pooling: Pooling
     normalize: bool = Field(
@@ -217,7 +217,7 @@ def _entry(models: Models, ref: str, versions: Mapping[int, Model], model: Model
         default_precision=model.default_precision,
         prompts=manifest.prompts,
         default_prompt_name=manifest.default_prompt_name,
-        windows=manifest.windows,
+        windows=manifest.windows and manifest.windows.model_dump(exclude_none=True),
         pooling=manifest.pooling,
         normalize=manifest.normalize,
         vector_ranges=manifest.vector_ranges,

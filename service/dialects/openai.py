@@ -38,7 +38,14 @@ from addnorm.service.wire.texts.sequences import (
     read_chunks,
     read_sequences,
 )
-from addnorm.service.wire.texts.texts import MODEL, PRECISION, PROMPT_NAME, Truncation, check_limit
+from addnorm.service.wire.texts.texts import (
+    MODEL,
+    PRECISION,
+    PROMPT_NAME,
+    Truncation,
+    check_limit,
+    check_rule,
+)
 
 InputType = Literal["query", "document", "passage", "text", "search_query", "search_document"]
 JinaTask = Literal[
@@ -176,15 +183,10 @@ async def embed(body: EmbeddingsRequest, ask: Ask, tools: Tools) -> Encode:
     input_type = None if kind is None else ("task" if body.task else "input_type", kind)
     cuts, left = tools.texts.cuts(truncate, texts=body.input), body.truncate == "START"
     ask.field, ask.hint = "input", HINT
-    if rule := body.windows:
-        wrong = "label" if rule.label is not None else "take" if rule.take == "max" else ""
-        if wrong or body.late_chunking:
-            reason = (
-                f"windows.{wrong} is set" if wrong else "windows and late_chunking are both set"
-            )
-            raise InvalidInput(
-                f"{reason}, but a vector is the mean of all windows: leave it out", param="windows"
-            )
+    check_rule(body.windows, "mean", "a vector is the mean of all windows")
+    if body.late_chunking and body.windows:
+        reason = "windows and late_chunking are both set: send one of them"
+        raise InvalidInput(reason, param="windows")
     if body.late_chunking:
         ask.batch, ask.padding, spans = await read_chunks(
             "input", body.input, cuts, prompt_name, ask, tools, left=left, input_type=input_type

@@ -15,7 +15,7 @@ from pydantic import Field, PlainValidator, ValidationInfo
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.tasks import decision
 from addnorm.service.asking.tasks.classification import entailment_index, probabilities
-from addnorm.service.asking.tasks.windows import Joining, join
+from addnorm.service.asking.tasks.window_scores import Joining, join
 from addnorm.service.engine.manifest import WindowRule
 from addnorm.service.engine.outputs import Logits
 from addnorm.service.errors import InvalidInput

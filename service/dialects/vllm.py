@@ -16,7 +16,7 @@ from pydantic import AliasChoices, Field
 from addnorm.service import VERSION
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.tasks.classification import label_names
-from addnorm.service.asking.tasks.windows import TextScores
+from addnorm.service.asking.tasks.window_scores import TextScores
 from addnorm.service.engine.manifest import Task
 from addnorm.service.engine.outputs import Logits
 from addnorm.service.engine.tokenizer import Text, Tokenizer
@@ -69,7 +69,7 @@ class InputRequest(_ModelOptions):
     input: OneOrSeveral = Field(description="A text, or a list of texts.")
 
 
-class ClassifyRequest(InputRequest, WindowOptions):
+class ClassificationRequest(InputRequest, WindowOptions):
     pass
 
 
@@ -104,7 +104,7 @@ async def score(body: ScoreRequest, ask: Ask, tools: Tools) -> Encode:
     return ranked(finish, _words, ranking)
 
 
-async def classify(body: ClassifyRequest, ask: Ask, tools: Tools) -> Encode:
+async def classify(body: ClassificationRequest, ask: Ask, tools: Tools) -> Encode:
     texts = _texts(body, "input", body.input, "classify", ask, tools)
     score = await label_scores(ask, tools, texts, ClassifyOptions(windows=body.windows))
     ask.outputs, ask.field = (Logits(),), "input"
@@ -230,7 +230,7 @@ ROUTES = (
         path="/classify",
         name="vllm_classify",
         summary="The label of each text with the probabilities of all, as vLLM answers",
-        body=ClassifyRequest,
+        body=ClassificationRequest,
         decode=classify,
         examples={"a text": {"input": TEXTS}},
     ),

@@ -530,13 +530,12 @@ TABLES: list[tuple[Any, str, dict[str, Any], list[Any]]] = [
     (COHERE, "/v2/rerank", {"model": "reranker", "query": "a", "documents": ["b"]}, [
         ({"documents": ["a", "pads " * 90], "max_tokens_per_doc": 20}, "",
          "max_tokens_per_doc is 20, but documents[1] has 40 tokens"),
-        ({"documents": ["a", "pads " * 90, "b"], "max_chunks_per_doc": 10}, "",
-         "max_chunks_per_doc is 10, but 1 of documents are longer than reranker/1 takes (40"),
-        ({"documents": ["pads " * 90], "overlap_tokens": 80}, "", "overlap_tokens is 80, but 1 of"),
+        ({"documents": ["pads " * 90], "overlap_tokens": 80}, "",
+         "overlap_tokens is 80, but a window of 40 tokens has 4 beside the text that is split"),
+        ({"documents": ["b"], "windows": {}, "max_chunks_per_doc": 2}, "",
+         "windows and max_chunks_per_doc are both set"),
     ]),
     (TEI, "/rerank", {}, [
-        ({"query": "a", "texts": ["pads " * 90] * 2, "max_chunks_per_doc": 2}, "Validation",
-         "max_chunks_per_doc is 2, but 2 of texts are longer than reranker/1 takes"),
         ({"query": "a", "texts": ["b"], "top_n": 1, "top_k": 2}, "Validation", "...mean the same"),
         ({"query": ENDLESS, "texts": ["x"], "truncate": False}, "Validation",
          "query with texts[0] has "),

@@ -1,4 +1,4 @@
-"""How sure the probabilities of a question's options are. Knows no requests.
+"""Confidence of the probabilities of a question's options. Knows no requests.
 
 Source: TypeSafe's System One API, as jevcompat 0.1 pins it down.
 """

@@ -38,7 +38,9 @@ class JsonAnswer:
 def pooled(ask: Ask) -> Any:
     if PooledSpans in ask.values:
         return ask.value(PooledSpans).joined
-    return ask.value(PooledWindows if PooledWindows in ask.values else Pooled).joined
+    if PooledWindows in ask.values:
+        return ask.value(PooledWindows).joined
+    return ask.value(Pooled).joined
 
 
 def in_base64(ask: Ask) -> list[str]:

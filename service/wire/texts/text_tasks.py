@@ -19,7 +19,7 @@ from addnorm.service.asking.tasks.classification import Function
 from addnorm.service.asking.tasks.max_sim import max_sims
 from addnorm.service.asking.tasks.pieces import Pieces
 from addnorm.service.asking.tasks.tagging import Aggregation, TokenPlaces
-from addnorm.service.asking.tasks.windows import Joining, TextScores, join
+from addnorm.service.asking.tasks.window_scores import Joining, TextScores, join
 from addnorm.service.engine.batch import Batch, Floats, Ints, Padding
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.manifest import WindowRule
@@ -34,6 +34,7 @@ from addnorm.service.wire.texts.json_answers import Finish, Unscored, compared
 from addnorm.service.wire.texts.sequences import Strings, add_type_prompt
 from addnorm.service.wire.texts.texts import (
     TextsToTokenize,
+    check_rule,
     check_single,
     check_size,
     json_bytes,
@@ -71,6 +72,11 @@ class WindowOptions(Strict):
         """The rule of the request, which may have other names for it. InvalidInput for two."""
         return self.windows
 
+    @property
+    def overlap_field(self) -> str:
+        """The caller's name for the overlap of windows."""
+        return "windows.overlap"
+
 
 class RerankOptions(WindowOptions):
     max_time_ms: int | None = Field(
@@ -98,16 +104,14 @@ class RerankOptions(WindowOptions):
         for name, value in others.items():
             if value is not None and self.windows:
                 raise InvalidInput(f"windows and {name} are both set: send one of them", param=name)
-        if self.windows and (self.windows.take == "mean" or self.windows.label is not None):
-            part = "label" if self.windows.label is not None else "take"
-            raise InvalidInput(
-                f"windows.{part} is {getattr(self.windows, part)[:60]!r}, but a document has the"
-                " score of its best window: leave it out",
-                param="windows",
-            )
-        if self.overlap_tokens is not None or (self.max_chunks_per_doc or 0) > 1:
+        check_rule(self.windows, "max", "a document has the score of its best window")
+        if self.overlap_tokens or (self.max_chunks_per_doc or 0) > 1:
             return WindowRule(overlap=self.overlap_tokens)
         return self.windows
+
+    @property
+    def overlap_field(self) -> str:
+        return "windows.overlap" if self.overlap_tokens is None else "overlap_tokens"
 
     def unscored(self, as_asked: Unscored) -> Unscored:
         """as_asked: what this dialect has for a text without a score, where the body asks for an
@@ -194,7 +198,11 @@ async def score_pairs(
     answer_bytes: of what the protocol adds to the scores.
     """
     texts = tools.texts.in_windows(texts, options.window_rule(), ask)
-    texts = texts._replace(split_part=1, most_windows=options.max_chunks_per_doc or None)
+    texts = texts._replace(
+        split_part=1,
+        most_windows=options.max_chunks_per_doc or None,
+        overlap_field=options.overlap_field,
+    )
     all_texts, num, alias, max_time_ms = texts, len(texts.texts), ask.alias, options.max_time_ms
     if max_time_ms is None and ask.max_time_s == math.inf:  # no field, no header
         max_time_ms = alias.max_time_ms
@@ -418,13 +426,9 @@ async def tag(ask: Ask, tools: Tools, texts: TextsToTokenize, options: TagOption
     check_single(texts.field, texts.texts)
     labels, ignored = _labels(texts), frozenset(options.ignore_labels)
     rule = options.window_rule()
-    for part in ("take", "label"):
-        if rule and getattr(rule, part) is not None:
-            raise InvalidInput(
-                f"windows.{part} is set, but each token is tagged where it stands: leave it out",
-                param="windows",
-            )
+    check_rule(rule, None, "each token is tagged where it stands")
     texts = tools.texts.in_windows(texts, rule, ask, True)
+    texts = texts._replace(overlap_field=options.overlap_field)
     full_texts = read_texts = list(map(str, texts.whole(texts.texts)))
     if texts.windows:
         ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)

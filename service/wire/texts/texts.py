@@ -101,6 +101,7 @@ class TextsToTokenize(NamedTuple):
     windows: WindowRule | None = None  # how those are read that are longer than the model takes
     most_windows: int | None = None  # that the caller wants of each; the rest is cut
     split_part: int | None = None  # which of a pair is split; None: the longer one
+    overlap_field: str = "windows.overlap"
     num_aligned: int = 1  # so many neighbours are pairs of one text, and have its windows in common
     enough: float = math.inf  # tokens, after which no more of them are read
     until: float = math.inf  # by time.monotonic(): no more are read after it
@@ -445,6 +446,19 @@ def check_limit(field: str, sent: int | None, model: Model, model_limit: int | N
         )
 
 
+def check_rule(rule: WindowRule | None, take: Literal["max", "mean"] | None, reason: str) -> None:
+    """InvalidInput for a label that decides, or another way than this one, where nothing else can
+    be. reason: why."""
+    if rule is None:
+        return
+    for part in ("take", "label"):
+        value = getattr(rule, part)
+        if value is not None and (part == "label" or value != take):
+            raise InvalidInput(
+                f"windows.{part} is {value[:60]!r}, but {reason}: leave it out", param="windows"
+            )
+
+
 def check_size(
     field: str, value: int, noun: str, limit: int, remedy: str = "send less at once"
 ) -> None:
@@ -565,9 +579,9 @@ def _no_room(
     around = f"a window of {max_tokens} tokens has {num_around} beside the text that is split"
     if overlap is not None and room > 0:
         return InvalidInput(
-            f"windows.overlap is {overlap}, but {around}: for {place} at most {room - 1} can"
-            " overlap",
-            param="windows",
+            f"{to_tokenize.overlap_field} is {overlap}, but {around}: for {place} at most"
+            f" {room - 1} can overlap",
+            param=to_tokenize.overlap_field.partition(".")[0],
         )
     return InvalidInput(
         f"{place} cannot be read in windows: {around}; shorten what stands beside it",
