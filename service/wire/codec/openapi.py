@@ -1,6 +1,6 @@
 """The OpenAPI document beyond what FastAPI sees: bodies read by routes, examples."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -89,12 +89,14 @@ def document(app: FastAPI) -> dict[str, Any]:
             routes=app.routes,
             tags=app.openapi_tags,
         )
-        openapi = _rewritten(openapi)  # a copy: routes keep theirs
+        # references among pydantic's `$defs` lead to the components; a copy: routes keep theirs
+        openapi = _rewritten(openapi, lambda ref: ref.replace("#/$defs/", COMPONENTS))
         schemas = openapi.setdefault("components", {}).setdefault("schemas", {})
         for operation in chain.from_iterable(map(dict.values, openapi["paths"].values())):
             media_type = operation.get("requestBody", {}).get("content", {}).get(JSON, {})
             schema = media_type.get("schema", {})
             if "title" in schema:  # it stands in the document as a whole
+                schema = _with_other_names(schema, schemas)
                 body_schemas = {**schema.pop("$defs", {}), schema["title"]: schema}
                 for name, part in body_schemas.items():
                     assert schemas.setdefault(name, part) == part, f"two schemas are called {name}"
@@ -109,11 +111,24 @@ def document(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
-def _rewritten(node: Any) -> Any:
-    """A copy whose references among pydantic's `$defs` lead to the components."""
+def _with_other_names(schema: dict[str, Any], schemas: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a body, with other names for those of its parts that have another schema in the
+    document: bodies of our own routes are closed, the same parts of others' are open."""
+    names, closed = dict[str, str](), "additionalProperties"
+    for name, part in schema.get("$defs", {}).items():
+        is_same = schemas.get(name, part).get(closed) == part.get(closed)
+        kind = "Closed" if part.get(closed) == NULL else "Open"
+        names[COMPONENTS + name] = name if is_same else kind + name
+    renamed = _rewritten(schema, lambda ref: COMPONENTS + names.get(ref, ref[len(COMPONENTS) :]))
+    parts = {names[COMPONENTS + name]: part for name, part in renamed.get("$defs", {}).items()}
+    return {**renamed, "$defs": parts}
+
+
+def _rewritten(node: Any, to: Callable[[str], str]) -> Any:
+    """A copy whose references lead to others."""
     if isinstance(node, dict):
         return {
-            name: value.replace("#/$defs/", COMPONENTS) if name == "$ref" else _rewritten(value)
+            name: to(value) if name == "$ref" else _rewritten(value, to)
             for name, value in node.items()
         }
-    return [_rewritten(part) for part in node] if isinstance(node, list) else node
+    return [_rewritten(part, to) for part in node] if isinstance(node, list) else node
