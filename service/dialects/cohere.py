@@ -24,8 +24,8 @@ from addnorm.service.wire.codec.validation import Strict, agreed
 from addnorm.service.wire.dialect_errors import COHERE_ERRORS
 from addnorm.service.wire.route import Protocol, Route
 from addnorm.service.wire.texts.json_answers import JsonAnswer, Ranking, ranked, usage
+from addnorm.service.wire.texts.reranking import RerankOptions, score_pairs
 from addnorm.service.wire.texts.sequences import OneText, Strings, add_type_prompt
-from addnorm.service.wire.texts.text_tasks import RerankOptions, score_pairs
 from addnorm.service.wire.texts.texts import (
     PRECISION,
     TextsToTokenize,

@@ -17,8 +17,8 @@ from addnorm.service.wire.codec.validation import agreed
 from addnorm.service.wire.dialect_errors import NVIDIA_ERRORS
 from addnorm.service.wire.route import FastApiRoute, Protocol, Route, parts_of
 from addnorm.service.wire.texts.json_answers import Ranking, ranked, usage
+from addnorm.service.wire.texts.reranking import RerankOptions, score_pairs
 from addnorm.service.wire.texts.sequences import OneText
-from addnorm.service.wire.texts.text_tasks import RerankOptions, score_pairs
 from addnorm.service.wire.texts.texts import TextsToTokenize, query_with
 
 

@@ -40,6 +40,7 @@ from addnorm.service.wire.texts.json_answers import (
     pooled,
     ranked,
 )
+from addnorm.service.wire.texts.reranking import RerankOptions, score_pairs
 from addnorm.service.wire.texts.sequences import (
     ONE_ROW,
     OTHER_VOCABULARY,
@@ -51,10 +52,8 @@ from addnorm.service.wire.texts.sequences import (
 )
 from addnorm.service.wire.texts.text_tasks import (
     ClassifyOptions,
-    RerankOptions,
     WindowOptions,
     classify,
-    score_pairs,
 )
 from addnorm.service.wire.texts.texts import (
     PROMPT_NAME,

@@ -35,13 +35,12 @@ from addnorm.service.wire.texts.json_answers import (
     ranked,
     usage,
 )
+from addnorm.service.wire.texts.reranking import RerankOptions, score_pairs
 from addnorm.service.wire.texts.sequences import OneOrSeveral, Row
 from addnorm.service.wire.texts.text_tasks import (
     ClassifyOptions,
-    RerankOptions,
     WindowOptions,
     label_scores,
-    score_pairs,
     want_vectors,
 )
 from addnorm.service.wire.texts.texts import Shown, TextsToTokenize, check_limit

@@ -114,7 +114,7 @@ def numbers_below(scores: Iterable[Any], num: int) -> list[float]:
 
 
 def ranked(finish: Finish, words: Callable[..., Any], *rankings: Ranking) -> JsonAnswer:
-    """The scores of `text_tasks.score_pairs`. words: the answer, from the response and the entries
+    """The scores of `reranking.score_pairs`. words: the answer, from the response and the entries
     of each ranking."""
 
     def shape(ask: Ask) -> Any:
