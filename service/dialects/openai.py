@@ -183,10 +183,10 @@ async def embed(body: EmbeddingsRequest, ask: Ask, tools: Tools) -> Encode:
     input_type = None if kind is None else ("task" if body.task else "input_type", kind)
     cuts, left = tools.texts.cuts(truncate, texts=body.input), body.truncate == "START"
     ask.field, ask.hint = "input", HINT
-    check_rule(body.windows, "mean", "a vector is the mean of all windows")
-    if body.late_chunking and body.windows:
-        reason = "windows and late_chunking are both set: send one of them"
-        raise InvalidInput(reason, param="windows")
+    if body.windows:
+        check_rule(body.windows, "mean", "a vector is the mean of all windows")
+        if body.late_chunking:
+            raise InvalidInput("windows and late_chunking are both set: send one", param="windows")
     if body.late_chunking:
         ask.batch, ask.padding, spans = await read_chunks(
             "input", body.input, cuts, prompt_name, ask, tools, left=left, input_type=input_type
@@ -206,9 +206,8 @@ async def embed(body: EmbeddingsRequest, ask: Ask, tools: Tools) -> Encode:
             input_type=input_type,
             windows=body.windows,
         )
-        if ask.windows:
-            mean = PooledWindows(None, normalize, dimensions, numbers, windows=ask.windows)
-            ask.outputs = (mean,)
+        if parts := ask.windows:
+            ask.outputs = (PooledWindows(None, normalize, dimensions, numbers, windows=parts),)
     return JsonAnswer(in_base64 if ask.binary else pooled, words=_embeddings)
 
 

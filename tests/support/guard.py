@@ -9,7 +9,7 @@ from tests.support.texts import WORDS, tokenizer
 
 LABELS = ("SAFE", "ATTACK")
 ATTACK, HARMLESS = "nothing", ("a", "b", "c", "the", "same", "text", "costs")
-MAX_TOKENS, NUM_STEPS, NUM_TEXTS, LONGEST = 40, 60, 32, 38
+MAX_TOKENS, NUM_STEPS, NUM_TEXTS, LONGEST = 40, 120, 32, 38
 
 
 def checkpoint(folder: Path) -> Path:
