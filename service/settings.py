@@ -144,6 +144,10 @@ class Settings(BaseModel):
     """Other names of models, as
     text-embedding-3-small=NAME,questions=NAME?prompt=query&precision=int8&dimensions=256. Set it
     for clients with fixed model names."""
+    any_model_name: bool = False
+    """Whether a request with a model name that is not served gets the model of requests without
+    one, which the header x-addnorm-model then tells. Set it for applications whose model name
+    cannot be changed."""
     versions: dict[str, str] = {}
     """Versions of models that are requested without one, as NAME=1,OTHER=2; by default the latest.
     Set it if a new version must not be used at once."""

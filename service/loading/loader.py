@@ -166,4 +166,5 @@ def load_all(root: Root, settings: Settings) -> Models:
     defaults = {task: default_models[task] for task in WORDS if task in default_models}
     trusted_keys = settings.trusted_key_files
     models = [load(bundles.read(path, trusted_keys), settings) for path in bundle_folders.paths]
-    return Models(models, root, defaults, aliases, read_pins(settings.versions))
+    pins, any_name = read_pins(settings.versions), settings.any_model_name
+    return Models(models, root, defaults, aliases, pins, any_name)
