@@ -1,4 +1,4 @@
-"""`addnorm load --beside URL`: two servers of OpenAI's /v1/embeddings get the same texts in turn.
+"""`addnorm load beside A B`: two servers of OpenAI's /v1/embeddings get the same texts in turn.
 
 Knows no bundle: each is asked over HTTP alone, so the other may be of any make. `client.py` takes
 answers with a Content-Length alone, which others do not always send.
@@ -8,7 +8,7 @@ import http.client
 import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from statistics import median
@@ -30,7 +30,7 @@ class Side:
     path."""
 
     url: str
-    model: str | None
+    fields: Mapping[str, str]  # of each body: the model, the precision
     headers: dict[str, str] = field(default_factory=dict)
     rounds: list[Round] = field(default_factory=list)
 
@@ -65,8 +65,7 @@ class Side:
     def _post(
         self, connection: http.client.HTTPConnection, texts: list[str]
     ) -> list[NDArray[np.float32]]:
-        body = {"input": texts, "encoding_format": "float"}
-        sent = json.dumps(body | ({"model": self.model} if self.model else {}))
+        sent = json.dumps({"input": texts, "encoding_format": "float", **self.fields})
         path = f"{urlsplit(self.url).path}/embeddings"
         defaults = {"Content-Type": "application/json", "Cache-Control": "no-cache"}
         try:

@@ -11,7 +11,11 @@ from addnorm.service.cores import usable_cores, usable_memory
 log = logging.getLogger("addnorm")
 MIB = 2**20
 RUN_SHARE = 4  # one sequence may hold this part of the memory, and all runs together twice as much
-FORMS = {"default_models": "task=NAME", "aliases": "NAME=MODEL", "versions": "NAME=VERSION"}
+FORMS = {
+    "default_models": "task=NAME", "aliases": "NAME=MODEL", "versions": "NAME=VERSION",
+    "default_precision": "int8 or NAME=int8",
+}  # fmt: skip
+EVERY = "*"  # as a name: all models
 
 
 class Settings(BaseModel):
@@ -154,9 +158,9 @@ class Settings(BaseModel):
     answer_versions: bool = False
     """Whether answers have NAME/VERSION as their model. Set it if callers store vectors without the
     fingerprint."""
-    default_precision: Literal["fp32", "fp16", "int8"] | None = None
-    """Precision of requests without one, for models that have it; by default each bundle's default.
-    Set it if clients cannot request int8."""
+    default_precision: dict[str, Literal["fp32", "fp16", "int8"]] = {}
+    """Precision of requests without one, for all models that have it, or as NAME=int8 for one; by
+    default each bundle's default. Set it if clients cannot request int8."""
 
     @field_validator("trusted_keys")
     @classmethod
@@ -165,7 +169,7 @@ class Settings(BaseModel):
             raise ValueError("it must contain a file")
         return value
 
-    @field_validator("default_models", "aliases", "versions", mode="before")
+    @field_validator("default_models", "aliases", "versions", "default_precision", mode="before")
     @classmethod
     def _by_name(cls, value: Any, info: ValidationInfo) -> Any:
         """Parses entries of the form that FORMS has for the setting, separated by commas."""
@@ -173,6 +177,8 @@ class Settings(BaseModel):
             return value
         names: dict[str, str] = {}
         for entry in filter(None, map(str.strip, value.split(","))):
+            if info.field_name == "default_precision" and "=" not in entry:
+                entry = f"{EVERY}={entry}"
             key, _, name = map(str.strip, entry.partition("="))
             if not key or not name:
                 form = FORMS[str(info.field_name)]

@@ -317,8 +317,8 @@ class Models:
             raise InvalidInput(f"no model served here can {WORDS[task]}", param="model")
         if len(names) > 1:
             raise InvalidInput(
-                f"no served model is named; {', '.join(names)} can {WORDS[task]}: send one of them, or"
-                f" set ADDNORM_DEFAULT_MODELS={task}={names[0]}",
+                f"no served model is named; {', '.join(names)} can {WORDS[task]}: send one of them,"
+                f" or set ADDNORM_DEFAULT_MODELS={task}={names[0]}",
                 param="model",
             )
         return names[0]

@@ -236,7 +236,9 @@ def test_the_setting_is_written_with_commas() -> None:
 
 def test_the_default_precision_is_a_setting(notebook_in_fp16: Bundle) -> None:
     root = notebook_in_fp16.path.parent.parent
-    for default, expected in (("fp16", "fp16"), ("int8", "fp32"), (None, "fp32")):
-        models = load_all(root, Settings(default_precision=default, worker_threads=1))
+    of_this = "int8,notebook=fp16"
+    for default, expected in (("fp16", "fp16"), ("int8", "fp32"), ("", "fp32"), (of_this, "fp16")):
+        settings = Settings.model_validate({"default_precision": default, "worker_threads": 1})
+        models = load_all(root, settings)
         model, precision = models.find(None), models.find(None).default_precision
         assert (precision, model.engine(None)) == (expected, model.engines[expected])

@@ -8,7 +8,8 @@ import orjson
 import pytest
 
 from addnorm.corpus import embeddings_client
-from addnorm.load.run import NAIVE_TOLERANCE, Load, Reference, Result, measure
+from addnorm.load.options import NAIVE_TOLERANCE
+from addnorm.load.run import Load, Reference, Result, measure
 from addnorm.load.servers import Server
 from addnorm.load.stream import PROFILES, SWEEP_LONGEST, make
 from addnorm.service.engine.batch import Floats, Ints

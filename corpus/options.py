@@ -1,0 +1,235 @@
+"""The options of `addnorm embed`, `addnorm check` and `addnorm compare`. Imports no package of the
+extra `corpus`, so that `--help` needs none."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+from addnorm.service.engine.manifest import InputType
+from addnorm.service.loading import addresses
+from addnorm.service.options import Parser, above_zero, positive
+
+OUTPUTS = ("pooled", "sparse", "multi-vector", "scores")
+DTYPES = ("float32", "float16", "int8")
+EMBED = """\
+Embeds the texts of Parquet, JSON Lines or CSV files without a server. The result has the rows of
+IN in the same order, with all columns and the vectors.
+
+To resume a job that was stopped or killed, run the same command again.
+
+exit codes: 0 OUT is complete, 1 the job failed, 2 the command line is wrong, 130 interrupted"""
+CHECK = """\
+Embeds a sample of a Parquet file's rows again and compares the vectors with the stored vectors.
+If `addnorm embed` wrote the file, its columns, precision, prompt and dimensions are the defaults.
+
+exit codes: 0 the vectors are equal, 1 they differ, 2 they cannot be compared
+
+verdicts: bit-equal, other rows (of this file), some rows (a tenth or more are bit-equal), rounding,
+scaled (different lengths), approximation (such as int8), other vectors. The limit of each is in
+docs/vector-indexes.md."""
+COMPARE = """\
+Compares the vectors or scores that A and B compute for the same texts: cosine similarity, nearest
+neighbours of queries, ranks, labels. A and B can each be
+
+  ORG/NAME[@PRECISION]          a model of the hub, exported at its first use
+  DIR[@PRECISION]               a folder: of a checkpoint, or a bundle, <name>/<version>
+  NAME[@PRECISION]              the newest version of a bundle in --bundles
+  URL[#NAME][@PRECISION]        a running server
+  FILE.parquet                  texts and vectors, as `addnorm embed` writes them (or s3://...)
+
+`addnorm load beside` compares the speed of two servers.
+
+exit codes: 0 the comparison is complete, 2 A and B cannot be compared"""
+
+
+def embed_parser() -> Parser:
+    parser = Parser(
+        "embed",
+        "IN OUT.parquet --model MODEL[@PRECISION]",
+        EMBED,
+        "texts.jsonl vectors.parquet --model BAAI/bge-small-en-v1.5",
+    )
+    add = parser.add_argument
+    files = "a .parquet, .jsonl, .ndjson or .csv file, a folder of such files, or an s3:// address"
+    add("input", metavar="IN", help=files)
+    add("out", metavar="OUT.parquet", help="a local file or an s3:// address")
+    named = "model that embeds the texts, as for `serve`: of the hub, a folder, or a bundle's name"
+    add("--model", required=True, metavar=addresses.METAVAR, help=named)
+    taken = (
+        "an earlier OUT, as a local file or an s3:// address: vectors of equal texts are reused"
+        " if the options and the fingerprint are the same"
+    )
+    add("--from", dest="earlier", metavar="OLD.parquet", help=taken)
+    add(
+        "--yes",
+        action="store_true",
+        help="do not ask for confirmation if no vector of OLD can be reused",
+    )
+    add(
+        "--dry-run",
+        action="store_true",
+        help="only print the number of rows to compute and the estimated time",
+    )
+    add(
+        "--price-per-hour",
+        type=above_zero,
+        metavar="P",
+        help="with --dry-run: price of one machine per hour; adds the cost to the estimate",
+    )
+    _add_output(parser.add_argument_group("columns and vectors").add_argument)
+    addresses.add_options(parser)
+    return parser
+
+
+def _add_output(add: Callable[..., Any]) -> None:
+    add("--output", choices=OUTPUTS, default="pooled", help="kind of the output (default: pooled)")
+    add(
+        "--dtype",
+        choices=DTYPES,
+        default="float32",
+        help="type of the numbers (default: float32)",
+    )
+    add("--text-column", default="text", metavar="NAME", help="column of texts (default: text)")
+    add(
+        "--second-text-column",
+        metavar="NAME",
+        help="with --output scores: column with the second text of each pair",
+    )
+    add(
+        "--vector-column",
+        default="vector",
+        metavar="NAME",
+        help="column to write the vectors to (default: vector)",
+    )
+    add("--prompt-name", metavar="NAME", help="default: the model's default prompt")
+    add(
+        "--input-type",
+        choices=get_args(InputType),
+        help="with --output multi-vector or sparse: whether the texts are queries or documents",
+    )
+    add(
+        "--dimensions",
+        type=positive,
+        metavar="N",
+        help="truncate each vector to its first N numbers",
+    )
+    add(
+        "--top-k",
+        type=positive,
+        metavar="N",
+        help="with --output sparse: only the N largest entries",
+    )
+    add(
+        "--truncate",
+        action="store_true",
+        help="truncate texts that are too long, instead of stopping",
+    )
+    add(
+        "--worker-threads",
+        type=positive,
+        default=0,
+        metavar="N",
+        help="default: the number of cores",
+    )
+
+
+def check_parser() -> Parser:
+    parser = Parser(
+        "check",
+        "VECTORS.parquet --model MODEL[@PRECISION]",
+        CHECK,
+        "vectors.parquet --model http://localhost:8000",
+    )
+    add = parser.add_argument
+    add("vectors", metavar="VECTORS.parquet", help="a local file or an s3:// address")
+    named = (
+        "model that embeds the texts: a server, URL[#NAME], or one that runs here, as for `serve`"
+        " (PRECISION: by default that of the file, or the model's)"
+    )
+    add("--model", required=True, metavar=addresses.METAVAR, help=named)
+    add("--text-column", metavar="NAME", help="column of texts (default: text)")
+    add("--vector-column", metavar="NAME", help="column of vectors (default: vector)")
+    of_stored = "fingerprint of the stored vectors; by default the one in the file's metadata"
+    add("--fingerprint", metavar="DIGEST|JSON", help=of_stored)
+    add(
+        "--sample",
+        type=positive,
+        default=1000,
+        metavar="N",
+        help="number of rows to compare (default: 1000)",
+    )
+    add("--seed", type=int, default=0, metavar="N", help="random seed of the rows (default: 0)")
+    add(
+        "--accept",
+        choices=["rounding"],
+        help="also exit with 0 for this verdict, not only for bit-equal",
+    )
+    add("--json", type=Path, metavar="FILE", help="file for all figures")
+    add("--prompt-name", metavar="NAME", help="default: the model's default prompt")
+    add(
+        "--dimensions",
+        type=positive,
+        metavar="N",
+        help="number of dimensions, if the stored vectors were truncated",
+    )
+    add("--api-key-env", metavar="VARIABLE", help="environment variable with the API key")
+    addresses.add_options(parser)
+    return parser
+
+
+def compare_parser() -> Parser:
+    parser = Parser(
+        "compare", "A B --texts FILE", COMPARE, "my-model@fp32 my-model@int8 --texts texts.jsonl"
+    )
+    add = parser.add_argument
+    add("a", metavar="A", help="see above")
+    add("b", metavar="B", help="see above")
+    add(
+        "--texts",
+        required=True,
+        metavar="FILE",
+        help="file or folder of texts, in the formats of addnorm embed",
+    )
+    add(
+        "--queries",
+        metavar="FILE",
+        help="file of queries; by default a sample of the texts is held out as queries",
+    )
+    add(
+        "--text-column",
+        default="text",
+        metavar="NAME",
+        help="column of texts in every file (default: text)",
+    )
+    add(
+        "--query-column",
+        metavar="NAME",
+        help="column of texts in --queries (default: --text-column)",
+    )
+    add(
+        "--vector-column",
+        default="vector",
+        metavar="NAME",
+        help="column of vectors in .parquet files (default: vector)",
+    )
+    add("--prompt-name", metavar="NAME", help="prompt for texts, for models that have it")
+    add("--query-prompt-name", metavar="NAME", help="prompt for queries, for models that have it")
+    add(
+        "--sample",
+        type=positive,
+        default=1000,
+        metavar="N",
+        help="largest number of texts held out as queries (default: 1000)",
+    )
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="random seed of the texts held out (default: 0)",
+    )
+    add("--api-key-env", metavar="VARIABLE", help="environment variable with the API key")
+    add("--json", type=Path, metavar="FILE", help="file for all figures")
+    add("--picture", type=Path, metavar="FILE.svg", help="file for a picture of the figures")
+    addresses.add_options(parser)
+    return parser
