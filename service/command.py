@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine import signature
 from addnorm.service.engine.bundle import is_version
-from addnorm.service.environment import describe, read_settings
+from addnorm.service.environment import PREFIX, describe, read_settings
 from addnorm.service.errors import StartupError
 from addnorm.service.loading import addresses
 from addnorm.service.loading.addresses import Address
@@ -37,7 +37,8 @@ ZERO = re.compile(r"\b0: ([^.;]+)")  # what 0 means, in a description
 GROUPS = {
     "common settings": (
         "host", "port", "socket", "grpc_port", "provider", "worker_threads", "log_level",
-        "default_precision", "aliases", "default_models", "any_model_name", "truncate",
+        "log_format", "default_precision", "aliases", "default_models", "any_model_name",
+        "truncate",
     ),
     "security": (
         "api_keys_file", "cors_origins", "tls_cert", "tls_key", "admin", "trusted_keys",
@@ -60,7 +61,8 @@ def serve(arguments: Sequence[str]) -> None:
     """Serves until a signal ends it. Exits with one line and code 1 if it cannot start."""
     options = serve_parser().parse_args(arguments)
     open_standard_files()
-    logs.configure("info")  # until the settings are read
+    # until the settings are read
+    logs.configure("info", options.log_format or os.environ.get(f"{PREFIX}LOG_FORMAT", "auto"))
     open_all_files()
     # while bundles load; as process 1 it would ignore the signals otherwise
     for number in process.ending_signals():

@@ -38,6 +38,9 @@ class Settings(BaseModel):
     one. Set it for clients that need gRPC, such as KServe's gRPC router."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest severity that is logged. Set it to debug to investigate a fault."""
+    log_format: Literal["auto", "json", "text"] = "auto"
+    """Form of the log. auto: on a terminal text, of warnings unless log_level is set; elsewhere
+    JSON, one object a line. Set it to json if a program reads the terminal."""
     provider: Literal["cpu", "cuda", "auto"] = "cpu"
     """Device that runs the sessions. cuda does not start without a GPU; auto uses one if there is
     one."""
@@ -203,7 +206,7 @@ class Settings(BaseModel):
             return cls.model_fields[name].default
         return value
 
-    @field_validator("log_level", "provider", mode="before")
+    @field_validator("log_level", "log_format", "provider", mode="before")
     @classmethod
     def _any_case(cls, value: Any) -> Any:
         return value.lower() if isinstance(value, str) else value
