@@ -9,6 +9,8 @@ from addnorm.service.engine.manifest import InputType
 from addnorm.service.loading import addresses
 from addnorm.service.options import Parser, above_zero, positive
 
+KEY = "environment variable with the API key"
+PROMPT = "default: the model's default prompt"
 OUTPUTS = ("pooled", "sparse", "multi-vector", "scores")
 DTYPES = ("float32", "float16", "int8")
 EMBED = """\
@@ -60,22 +62,14 @@ def embed_parser() -> Parser:
         " if the options and the fingerprint are the same"
     )
     add("--from", dest="earlier", metavar="OLD.parquet", help=taken)
-    add(
-        "--yes",
-        action="store_true",
-        help="do not ask for confirmation if no vector of OLD can be reused",
-    )
-    add(
-        "--dry-run",
-        action="store_true",
-        help="only print the number of rows to compute and the estimated time",
-    )
-    add(
-        "--price-per-hour",
-        type=above_zero,
-        metavar="P",
-        help="with --dry-run: price of one machine per hour; adds the cost to the estimate",
-    )
+    unasked = "do not ask for confirmation if no vector of OLD can be reused"
+    add("--yes", action="store_true", help=unasked)
+    estimated = "only print the number of rows to compute and the estimated time"
+    add("--dry-run", action="store_true", help=estimated)
+    of_price = "with --dry-run: price of one machine per hour; adds the cost to the estimate"
+    add("--price-per-hour", type=above_zero, metavar="P", help=of_price)
+    of_threads = "default: the number of cores"
+    add("--worker-threads", type=positive, default=0, metavar="N", help=of_threads)
     _add_output(parser.add_argument_group("columns and vectors").add_argument)
     addresses.add_options(parser)
     return parser
@@ -83,54 +77,22 @@ def embed_parser() -> Parser:
 
 def _add_output(add: Callable[..., Any]) -> None:
     add("--output", choices=OUTPUTS, default="pooled", help="kind of the output (default: pooled)")
-    add(
-        "--dtype",
-        choices=DTYPES,
-        default="float32",
-        help="type of the numbers (default: float32)",
-    )
+    of_numbers = "type of the numbers (default: float32)"
+    add("--dtype", choices=DTYPES, default="float32", help=of_numbers)
     add("--text-column", default="text", metavar="NAME", help="column of texts (default: text)")
-    add(
-        "--second-text-column",
-        metavar="NAME",
-        help="with --output scores: column with the second text of each pair",
-    )
-    add(
-        "--vector-column",
-        default="vector",
-        metavar="NAME",
-        help="column to write the vectors to (default: vector)",
-    )
-    add("--prompt-name", metavar="NAME", help="default: the model's default prompt")
-    add(
-        "--input-type",
-        choices=get_args(InputType),
-        help="with --output multi-vector or sparse: whether the texts are queries or documents",
-    )
-    add(
-        "--dimensions",
-        type=positive,
-        metavar="N",
-        help="truncate each vector to its first N numbers",
-    )
-    add(
-        "--top-k",
-        type=positive,
-        metavar="N",
-        help="with --output sparse: only the N largest entries",
-    )
-    add(
-        "--truncate",
-        action="store_true",
-        help="truncate texts that are too long, instead of stopping",
-    )
-    add(
-        "--worker-threads",
-        type=positive,
-        default=0,
-        metavar="N",
-        help="default: the number of cores",
-    )
+    of_pairs = "with --output scores: column with the second text of each pair"
+    add("--second-text-column", metavar="NAME", help=of_pairs)
+    of_vectors = "column to write the vectors to (default: vector)"
+    add("--vector-column", default="vector", metavar="NAME", help=of_vectors)
+    add("--prompt-name", metavar="NAME", help=PROMPT)
+    of_types = "with --output multi-vector or sparse: whether the texts are queries or documents"
+    add("--input-type", choices=get_args(InputType), help=of_types)
+    of_dimensions = "truncate each vector to its first N numbers"
+    add("--dimensions", type=positive, metavar="N", help=of_dimensions)
+    of_entries = "with --output sparse: only the N largest entries"
+    add("--top-k", type=positive, metavar="N", help=of_entries)
+    of_long = "truncate texts that are too long, instead of stopping"
+    add("--truncate", action="store_true", help=of_long)
 
 
 def check_parser() -> Parser:
@@ -151,28 +113,16 @@ def check_parser() -> Parser:
     add("--vector-column", metavar="NAME", help="column of vectors (default: vector)")
     of_stored = "fingerprint of the stored vectors; by default the one in the file's metadata"
     add("--fingerprint", metavar="DIGEST|JSON", help=of_stored)
-    add(
-        "--sample",
-        type=positive,
-        default=1000,
-        metavar="N",
-        help="number of rows to compare (default: 1000)",
-    )
+    of_rows = "number of rows to compare (default: 1000)"
+    add("--sample", type=positive, default=1000, metavar="N", help=of_rows)
     add("--seed", type=int, default=0, metavar="N", help="random seed of the rows (default: 0)")
-    add(
-        "--accept",
-        choices=["rounding"],
-        help="also exit with 0 for this verdict, not only for bit-equal",
-    )
+    of_verdict = "also exit with 0 for this verdict, not only for bit-equal"
+    add("--accept", choices=["rounding"], help=of_verdict)
+    add("--prompt-name", metavar="NAME", help=PROMPT)
+    of_dimensions = "number of dimensions, if the stored vectors were truncated"
+    add("--dimensions", type=positive, metavar="N", help=of_dimensions)
+    add("--api-key-env", metavar="VARIABLE", help=KEY)
     add("--json", type=Path, metavar="FILE", help="file for all figures")
-    add("--prompt-name", metavar="NAME", help="default: the model's default prompt")
-    add(
-        "--dimensions",
-        type=positive,
-        metavar="N",
-        help="number of dimensions, if the stored vectors were truncated",
-    )
-    add("--api-key-env", metavar="VARIABLE", help="environment variable with the API key")
     addresses.add_options(parser)
     return parser
 
@@ -184,51 +134,23 @@ def compare_parser() -> Parser:
     add = parser.add_argument
     add("a", metavar="A", help="see above")
     add("b", metavar="B", help="see above")
-    add(
-        "--texts",
-        required=True,
-        metavar="FILE",
-        help="file or folder of texts, in the formats of addnorm embed",
-    )
-    add(
-        "--queries",
-        metavar="FILE",
-        help="file of queries; by default a sample of the texts is held out as queries",
-    )
-    add(
-        "--text-column",
-        default="text",
-        metavar="NAME",
-        help="column of texts in every file (default: text)",
-    )
-    add(
-        "--query-column",
-        metavar="NAME",
-        help="column of texts in --queries (default: --text-column)",
-    )
-    add(
-        "--vector-column",
-        default="vector",
-        metavar="NAME",
-        help="column of vectors in .parquet files (default: vector)",
-    )
+    of_texts = "file or folder of texts, in the formats of addnorm embed"
+    add("--texts", required=True, metavar="FILE", help=of_texts)
+    of_queries = "file of queries; by default a sample of the texts is held out as queries"
+    add("--queries", metavar="FILE", help=of_queries)
+    of_column = "column of texts in every file (default: text)"
+    add("--text-column", default="text", metavar="NAME", help=of_column)
+    of_queries = "column of texts in --queries (default: --text-column)"
+    add("--query-column", metavar="NAME", help=of_queries)
+    of_vectors = "column of vectors in .parquet files (default: vector)"
+    add("--vector-column", default="vector", metavar="NAME", help=of_vectors)
     add("--prompt-name", metavar="NAME", help="prompt for texts, for models that have it")
     add("--query-prompt-name", metavar="NAME", help="prompt for queries, for models that have it")
-    add(
-        "--sample",
-        type=positive,
-        default=1000,
-        metavar="N",
-        help="largest number of texts held out as queries (default: 1000)",
-    )
-    add(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="N",
-        help="random seed of the texts held out (default: 0)",
-    )
-    add("--api-key-env", metavar="VARIABLE", help="environment variable with the API key")
+    of_sample = "largest number of texts held out as queries (default: 1000)"
+    add("--sample", type=positive, default=1000, metavar="N", help=of_sample)
+    of_seed = "random seed of the texts held out (default: 0)"
+    add("--seed", type=int, default=0, metavar="N", help=of_seed)
+    add("--api-key-env", metavar="VARIABLE", help=KEY)
     add("--json", type=Path, metavar="FILE", help="file for all figures")
     add("--picture", type=Path, metavar="FILE.svg", help="file for a picture of the figures")
     addresses.add_options(parser)

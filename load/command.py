@@ -79,13 +79,13 @@ def _server(text: str) -> tuple[str, str | None, str | None]:
     return (*address.server, address.precision)
 
 
-def _key(variable: str | None) -> dict[str, str]:
+def _key(variable: str | None) -> tuple[str, ...]:
     """The header that has the key of this environment variable."""
     if not variable:
-        return {}
+        return ()
     if not os.environ.get(variable):
         raise StartupError(f"--api-key-env: the environment variable {variable} is not set")
-    return {"Authorization": f"Bearer {os.environ[variable]}"}
+    return (f"Authorization: Bearer {os.environ[variable]}",)
 
 
 def _fields(model: str | None, precision: str | None) -> dict[str, str]:
@@ -179,8 +179,7 @@ def reason(
 
 def _ours(url: str, key_variable: str | None, pid: int | None = None) -> Server:
     address = urlsplit(url)
-    headers = tuple(f"{name}: {value}" for name, value in _key(key_variable).items())
-    return Server(address.hostname or "127.0.0.1", address.port or 80, pid, headers)
+    return Server(address.hostname or "127.0.0.1", address.port or 80, pid, _key(key_variable))
 
 
 def _stream(options: argparse.Namespace, bundle: Bundle, fields: dict[str, str]) -> Stream:
