@@ -87,7 +87,7 @@ $(BUNDLES)/minilm-padded:
 	$(ADDNORM) export --preset minilm --layout padded --name minilm-padded --out $(BUNDLES)
 
 $(BUNDLES)/all-minilm-l6-v2: | $(MINILM)
-	$(ADDNORM) export --checkpoint $(MINILM) --name all-minilm-l6-v2 --precision fp32,int8 --out $(BUNDLES)
+	$(ADDNORM) export $(MINILM)@fp32,int8 --name all-minilm-l6-v2 --out $(BUNDLES)
 
 # Another checkout's own exports: graphs differ between versions
 ifdef BESIDE

@@ -12,46 +12,61 @@ from addnorm.service import VERSION, to_install
 
 
 class Command(NamedTuple):
+    options: str  # module with the function `<command>_parser`, which needs no extra
     module: str  # has a function of the command's name, which takes the arguments
     meaning: str
     extra: str  # of pyproject.toml, with all that the command imports
     cannot_run: int = 1  # exit code
 
 
+OF_EXPORT, OF_CORPUS, OF_LOAD = (
+    "addnorm.export.options",
+    "addnorm.corpus.options",
+    "addnorm.load.options",
+)
+OF_SERVICE = "addnorm.service.command"
 EXPORT, CORPUS, LOAD, SERVE, SIGN = "export", "corpus", "load", "", "signing"
 COMMANDS = {
+    "serve": Command(OF_SERVICE, OF_SERVICE, "serve models, or a folder of bundles", SERVE),
+    "settings": Command(
+        OF_SERVICE, OF_SERVICE, "list the current settings and where each comes from", SERVE
+    ),
     "export": Command(
-        "addnorm.export.command", "export a preset or a checkpoint as a certified bundle", EXPORT
+        OF_EXPORT, "addnorm.export.command", "export a model as a certified bundle", EXPORT
     ),
     "verify": Command(
-        "addnorm.export.command", "recompute the certificate of a bundle on this machine", EXPORT
+        OF_EXPORT,
+        "addnorm.export.command",
+        "recompute the certificate of a bundle on this machine",
+        EXPORT,
     ),
     "keep": Command(
-        "addnorm.export.kept", "export models for `serve` and cache the bundles", EXPORT
+        OF_EXPORT, "addnorm.export.kept", "export models for `serve` and cache the bundles", EXPORT
     ),
-    "sign": Command("addnorm.service.command", "sign a bundle with a key", SIGN),
-    "serve": Command("addnorm.service.command", "serve models, or a folder of bundles", SERVE),
-    "settings": Command(
-        "addnorm.service.command", "list the current settings and where each comes from", SERVE
-    ),
+    "sign": Command(OF_SERVICE, OF_SERVICE, "sign a bundle with a key", SIGN),
     "embed": Command(
+        OF_CORPUS,
         "addnorm.corpus.embed_command",
         "embed files of texts without a server, into a Parquet file",
         CORPUS,
     ),
     "check": Command(
+        OF_CORPUS,
         "addnorm.corpus.command",
         "compare stored vectors with the vectors served now",
         CORPUS,
         cannot_run=2,  # 1 says that they differ
     ),
     "compare": Command(
+        OF_CORPUS,
         "addnorm.corpus.compare_command",
         "compare two models, precisions, servers or files of vectors on your texts",
         CORPUS,
         cannot_run=2,
     ),
-    "load": Command("addnorm.load.command", "load-test a server and check every answer", LOAD),
+    "load": Command(
+        OF_LOAD, "addnorm.load.command", "load-test a server, or two beside each other", LOAD
+    ),
 }
 USAGE = "\n".join(
     [
@@ -60,7 +75,7 @@ USAGE = "\n".join(
         *(f"  {name:10s}{command.meaning}" for name, command in COMMANDS.items()),
         "",
         "`addnorm COMMAND --help` lists the options of one command.",
-        "Example: addnorm export --preset notebook --out bundles",
+        "Example: addnorm serve BAAI/bge-small-en-v1.5",
     ]
 )
 
@@ -86,6 +101,8 @@ def _run(name: str, arguments: list[str]) -> None:
     """Exits with one line if a package is missing."""
     command = COMMANDS[name]
     try:
+        # before its module, which may need packages that are not installed
+        getattr(import_module(command.options), f"{name}_parser")().parse_args(arguments)
         getattr(import_module(command.module), name)(arguments)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("addnorm"):

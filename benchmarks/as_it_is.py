@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from addnorm.export import export_bundle
-from addnorm.load.run import NAIVE_TOLERANCE, Reference, compute_alone
+from addnorm.load.options import NAIVE_TOLERANCE
+from addnorm.load.run import Reference, compute_alone
 from addnorm.load.stream import Request, Stream
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.selfcheck import sequences

@@ -3,45 +3,38 @@
 import argparse
 import asyncio
 import json
-import math
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn, get_args
+from typing import NoReturn
 
-import httpx
 from pydantic import BaseModel, Field, PositiveInt, ValidationError
 
 from addnorm.corpus import embeddings_client as client
 from addnorm.corpus.embeddings_client import DTYPES, Embedded, Options
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.index_check import Report, report
+from addnorm.corpus.options import check_parser
 from addnorm.corpus.parts import PLAN_KEY, plan_of
 from addnorm.corpus.storage import Location
 from addnorm.corpus.vectors_file import Sample, VectorsFile
 from addnorm.service.engine.fingerprint import from_text
-from addnorm.service.engine.manifest import Precision
+from addnorm.service.errors import StartupError
+from addnorm.service.loading.addresses import Address, find_version
 
 EQUAL, DIFFERENT, CANNOT_CHECK = 0, 1, 2
-DESCRIPTION = """\
-Embeds a sample of a Parquet file's rows again and compares the vectors with the stored vectors.
-If `addnorm embed` wrote the file, its columns, precision, prompt and dimensions are the defaults.
-
-exit codes: 0 the vectors are equal, 1 they differ, 2 they cannot be compared
-
-verdicts: bit-equal, other rows (of this file), some rows (a tenth or more are bit-equal), rounding,
-scaled (different lengths), approximation (such as int8), other vectors. The limit of each is in
-docs/vector-indexes.md."""
 
 
 def check(arguments: Sequence[str]) -> None:
     """Exits with one of the codes above."""
-    parser = _parser()
+    parser = check_parser()
     options = parser.parse_args(arguments)
-    if options.bundle and options.api_key_env:
-        parser.error("--api-key-env applies to a server only: use it with --url")
+    address = Address.parse(options.model)
+    options.precision = address.precision
+    if options.api_key_env and "://" not in address.name:
+        parser.error("--api-key-env applies to a server only: give its URL with --model")
     try:
         check_report = asyncio.run(_check(options))
         code = DIFFERENT
@@ -56,7 +49,7 @@ def check(arguments: Sequence[str]) -> None:
                 options.json.write_text(json.dumps(written, indent=2) + "\n")
             except OSError as error:
                 raise CorpusError(f"--json {options.json}: {error.strerror}") from None
-    except CorpusError as error:
+    except (CorpusError, StartupError) as error:
         _give_up(f"addnorm check: {error}")
     except Exception:  # Python's own exit code would say that the vectors differ
         _give_up(traceback.format_exc())
@@ -135,92 +128,16 @@ def _complete(options: argparse.Namespace) -> None:
 
 
 async def _embed(options: argparse.Namespace, sample: Sample, key: str | None) -> Embedded:
+    address = Address.parse(options.model)
+    url, model = address.server or ("", None)
+    bundle = None if url else find_version(address, options.bundles, options.kept)
     dtype = sample.vectors.dtype.name
     request_options = Options(
-        options.model,
+        model,
         options.precision,
         options.prompt_name,
         options.dimensions,
         dtype if dtype in DTYPES else "float32",
     )
-    bundle, url = options.bundle, options.url
     async with client.in_process(bundle) if bundle else client.server(url, key) as asking:
         return await client.embed(asking, sample.texts, sample.rows.tolist(), request_options)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="addnorm check",
-        description=DESCRIPTION,
-        epilog="Example: addnorm check vectors.parquet --url http://localhost:8000",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("vectors", metavar="VECTORS.parquet", help="a local file or an s3:// address")
-    add("--text-column", metavar="NAME", help="column of texts (default: text)")
-    add("--vector-column", metavar="NAME", help="column of vectors (default: vector)")
-    of_stored = "fingerprint of the stored vectors; by default the one in the file's metadata"
-    add("--fingerprint", metavar="DIGEST|JSON", help=of_stored)
-    add(
-        "--sample",
-        type=positive,
-        default=1000,
-        metavar="N",
-        help="number of rows to compare (default: 1000)",
-    )
-    add("--seed", type=int, default=0, metavar="N", help="random seed of the rows (default: 0)")
-    add(
-        "--accept",
-        choices=["rounding"],
-        help="also exit with 0 for this verdict, not only for bit-equal",
-    )
-    add("--json", type=Path, metavar="FILE", help="file for all figures")
-    group = parser.add_argument_group("model that embeds the texts")
-    targets = group.add_mutually_exclusive_group(required=True)
-    targets.add_argument(
-        "--url", type=_url, help="address of a server, such as http://localhost:8000"
-    )
-    served = "bundle <name>/<version>, run in this process"
-    targets.add_argument("--bundle", type=Path, metavar="DIR", help=served)
-    add = group.add_argument
-    add("--model", help="name or name/version, if the server has several models")
-    add("--precision", choices=get_args(Precision), help="default: the model's default")
-    add("--prompt-name", metavar="NAME", help="default: the model's default prompt")
-    add(
-        "--dimensions",
-        type=positive,
-        metavar="N",
-        help="number of dimensions, if the stored vectors were truncated",
-    )
-    add("--api-key-env", metavar="VARIABLE", help="environment variable with the API key")
-    return parser
-
-
-def positive(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return number
-
-
-def above_zero(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number above 0")
-    return number
-
-
-def _url(text: str) -> str:
-    try:
-        url = httpx.URL(text)
-    except httpx.InvalidURL as error:
-        raise argparse.ArgumentTypeError(f"{text}: {error}") from None
-    if url.scheme not in ("http", "https") or not url.host:
-        raise argparse.ArgumentTypeError(f"{text}: write http:// or https:// before the host")
-    return text

@@ -4,11 +4,9 @@ import argparse
 import asyncio
 import json
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,59 +15,43 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from addnorm.corpus import embeddings_client as client
-from addnorm.corpus.command import CANNOT_CHECK, above_zero, check_writable, positive
+from addnorm.corpus.command import CANNOT_CHECK, check_writable
 from addnorm.corpus.embeddings_client import Options
 from addnorm.corpus.errors import CorpusError
+from addnorm.corpus.options import compare_parser
 from addnorm.corpus.side_by_side import Agreement, Scores, lines_of, picture
 from addnorm.corpus.storage import Location
 from addnorm.corpus.stored_vectors import StoredVectors, digests_of
 from addnorm.corpus.texts_source import Source
 from addnorm.corpus.vectors_file import numbers_of
 from addnorm.service.engine.batch import Ints
-from addnorm.service.engine.bundle import is_version
 from addnorm.service.engine.tokenizer import Text
+from addnorm.service.errors import StartupError
+from addnorm.service.loading.addresses import Address, find_version
 
 BLOCK_ROWS = 2048  # texts compared at once: their scores for all queries are in memory
 NUM_CANDIDATES = 20  # texts that a reranker puts in order for a query
 PAIRS_QUERIES = 100  # of a reranker, at most
 Vectors = NDArray[Any]
-DESCRIPTION = """\
-Compares the vectors or scores that A and B compute for the same texts: cosine similarity, nearest
-neighbours of queries, ranks, labels, speed and cost. A and B can each be
-
-  NAME[@PRECISION]              the newest version of a bundle in --bundles
-  DIR[@PRECISION]               a bundle, <name>/<version>
-  URL[#NAME][@PRECISION]        a running server
-  FILE.parquet                  texts and vectors, as `addnorm embed` writes them (or s3://...)
-
-exit codes: 0 the comparison is complete, 2 A and B cannot be compared"""
 
 
 @dataclass
 class Side:
-    """One of the two. labels: of a model that classifies. computes: a file does not, and has no
-    speed."""
+    """One of the two. labels: of a model that classifies."""
 
     name: str
     task: str  # embed, rerank or classify
     ask: Callable[[Sequence[Text], Ints, bool], Any]
     labels: list[str] | None = None
-    computes: bool = True
-    seconds: float = 0.0
-    num_texts: int = 0
 
     async def vectors(
         self, texts: Sequence[Text], rows: Ints, are_queries: bool = False
     ) -> Vectors:
         """Asks for `[n, width]`, finite. rows: numbers of the texts, for messages."""
-        started = time.perf_counter()
         try:
             vectors: Vectors = await self.ask(texts, rows, are_queries)
         except CorpusError as error:
             raise CorpusError(f"{self.name}: {error}") from None
-        if not are_queries:  # the first that is asked, which warms up
-            self.seconds += time.perf_counter() - started
-            self.num_texts += len(texts)
         finite = np.isfinite(vectors).all(1)
         if not finite.all():
             row = rows[int(finite.argmin())]
@@ -85,16 +67,17 @@ async def _side(name: str, options: argparse.Namespace) -> AsyncIterator[Side]:
         async with _of_file(name, options) as side:
             yield side
         return
-    address, _, precision = name.partition("@") if "://" not in name else _rpartition(name)
+    address = Address.parse(name)
+    precision = address.precision
     key = client.api_key(options.api_key_env) if options.api_key_env else None
-    url, _, model = address.partition("#")
     async with AsyncExitStack() as stack:
-        if "://" in address:
+        if address.server:
+            url, model = address.server
             asking = await stack.enter_async_context(client.server(url, key))
         else:
-            bundle = _bundle(address, options.bundles)
+            bundle = find_version(address, options.bundles, options.kept)
             asking = await stack.enter_async_context(client.in_process(bundle))
-            model = f"{bundle.resolve().parent.name}/{bundle.resolve().name}"
+            model = f"{bundle.parent.name}/{bundle.name}"
         task, labels, prompts = "embed", None, ()
         if model:
             entry = await client.show_model(asking, model)
@@ -108,38 +91,13 @@ async def _side(name: str, options: argparse.Namespace) -> AsyncIterator[Side]:
 
         async def ask(texts: Sequence[Text], rows: Ints, are_queries: bool) -> Vectors:
             prompt = options.query_prompt_name if are_queries else options.prompt_name
-            request_options = Options(
-                model or None, precision or None, prompt if prompt in prompts else None
-            )
+            request_options = Options(model, precision, prompt if prompt in prompts else None)
             answer = await client.embed(
                 asking, texts, rows.tolist(), request_options, task != "embed"
             )
             return answer.vectors
 
         yield Side(name, task, ask, labels)
-
-
-def _rpartition(name: str) -> tuple[str, str, str]:
-    """A precision stands behind the last slash of a URL: a user's name may have an @ too."""
-    head, slash, last = name.rpartition("/")
-    stem, at, precision = last.partition("@")
-    return head + slash + stem, at, precision
-
-
-def _bundle(name: str, bundles: Path) -> Path:
-    """CorpusError if there is none."""
-    if (path := Path(name)).is_dir() and is_version(path):
-        return path
-    folder = bundles / name if (bundles / name).is_dir() else path
-    versions = (
-        [version for version in folder.iterdir() if is_version(version)] if folder.is_dir() else []
-    )
-    if not versions:
-        raise CorpusError(
-            f"{name} is not a bundle: give a folder <name>/<version>, a model in {bundles}"
-            " (--bundles), a URL or a .parquet file"
-        )
-    return max(versions, key=lambda version: int(version.name))
 
 
 @asynccontextmanager
@@ -167,7 +125,7 @@ async def _of_file(name: str, options: argparse.Namespace) -> AsyncIterator[Side
                 raise CorpusError(
                     f"{path}: rows {row} and {twin} have the same text but different vectors"
                 )
-        yield Side(name, "embed", ask, computes=False)
+        yield Side(name, "embed", ask)
 
 
 class Texts(NamedTuple):
@@ -223,7 +181,7 @@ def _blocks(source: Source, rows: Ints) -> Iterator[tuple[list[Text], Ints]]:
 
 def compare(arguments: Sequence[str]) -> None:
     """Exits with code 2 if the two cannot be compared."""
-    options = _parser().parse_args(arguments)
+    options = compare_parser().parse_args(arguments)
     try:
         for name in ("json", "picture"):
             check_writable(f"--{name}", getattr(options, name))
@@ -238,7 +196,7 @@ def compare(arguments: Sequence[str]) -> None:
                     path.write_text(content)
                 except OSError as error:
                     raise CorpusError(f"{path}: {error.strerror}") from None
-    except CorpusError as error:
+    except (CorpusError, StartupError) as error:
         print(f"addnorm compare: {error}", file=sys.stderr)
         sys.exit(CANNOT_CHECK)
 
@@ -262,15 +220,9 @@ async def _compare(options: argparse.Namespace) -> dict[str, Any]:
         "task": a.task,
         "texts": {"file": options.texts, "searched": int(np.count_nonzero(texts.is_searched))},
         "queries": {"file": options.queries, "number": len(texts.queries)},
-        "sides": [_speed(side, options.price_per_hour) for side in (a, b)],
+        "sides": [a.name, b.name],
         **figures,
     }
-
-
-def _speed(side: Side, price_per_hour: float | None) -> dict[str, Any]:
-    per_s = side.num_texts / side.seconds if side.computes and side.seconds else None
-    price = price_per_hour / 3600 / per_s * 1e6 if price_per_hour and per_s else None
-    return {"name": side.name, "texts_per_s": per_s, "price_of_a_million_texts": price}
 
 
 async def _compare_vectors(source: Source, texts: Texts, a: Side, b: Side) -> dict[str, Any]:
@@ -327,80 +279,3 @@ async def _compare_labels(source: Source, texts: Texts, a: Side, b: Side) -> dic
             scores.add_labels(numbers, block, *probabilities)
             bar.update(len(block))
     return scores.labels()
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="addnorm compare",
-        description=DESCRIPTION,
-        epilog="Example: addnorm compare my-model@fp32 my-model@int8 --texts texts.jsonl",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("a", metavar="A", help="see above")
-    add("b", metavar="B", help="see above")
-    add(
-        "--texts",
-        required=True,
-        metavar="FILE",
-        help="file or folder of texts, in the formats of addnorm embed",
-    )
-    add(
-        "--queries",
-        metavar="FILE",
-        help="file of queries; by default a sample of the texts is held out as queries",
-    )
-    add(
-        "--text-column",
-        default="text",
-        metavar="NAME",
-        help="column of texts in every file (default: text)",
-    )
-    add(
-        "--query-column",
-        metavar="NAME",
-        help="column of texts in --queries (default: --text-column)",
-    )
-    _add_measuring(add)
-    return parser
-
-
-def _add_measuring(add: Callable[..., Any]) -> None:
-    add("--prompt-name", metavar="NAME", help="prompt for texts, for models that have it")
-    add("--query-prompt-name", metavar="NAME", help="prompt for queries, for models that have it")
-    add(
-        "--vector-column",
-        default="vector",
-        metavar="NAME",
-        help="column of vectors in .parquet files (default: vector)",
-    )
-    add(
-        "--sample",
-        type=positive,
-        default=1000,
-        metavar="N",
-        help="largest number of texts held out as queries (default: 1000)",
-    )
-    add(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="N",
-        help="random seed of the texts held out (default: 0)",
-    )
-    add(
-        "--bundles",
-        type=Path,
-        default=Path("bundles"),
-        metavar="DIR",
-        help="folder of bundles in which names are looked up (default: bundles)",
-    )
-    add("--api-key-env", metavar="VARIABLE", help="environment variable with the API key")
-    add(
-        "--price-per-hour",
-        type=above_zero,
-        metavar="P",
-        help="price of one machine per hour; adds the cost to the result",
-    )
-    add("--json", type=Path, metavar="FILE", help="file for all figures")
-    add("--picture", type=Path, metavar="FILE.svg", help="file for a picture of the figures")

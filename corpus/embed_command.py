@@ -9,16 +9,15 @@ from contextlib import closing
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from addnorm.corpus import embedding_job
-from addnorm.corpus.command import above_zero, positive
-from addnorm.corpus.embedder import KINDS, DType, Embedder, EmbedOptions, as_dict, open_service
+from addnorm.corpus.embedder import KINDS, Embedder, EmbedOptions, as_dict, open_service
 from addnorm.corpus.embedding_job import WINDOW_ROWS, Progress
 from addnorm.corpus.errors import CorpusError
+from addnorm.corpus.options import embed_parser
 from addnorm.corpus.parts import Parts, Plan
 from addnorm.corpus.storage import Location
 from addnorm.corpus.stored_vectors import (
@@ -30,19 +29,13 @@ from addnorm.corpus.stored_vectors import (
 from addnorm.corpus.texts_source import Source
 from addnorm.service.engine.device import memory
 from addnorm.service.engine.fingerprint import METADATA_KEY, to_text
-from addnorm.service.engine.manifest import InputType, Precision
 from addnorm.service.engine.tokenizer import Text
+from addnorm.service.errors import StartupError
+from addnorm.service.loading.addresses import Address, find_version
 from addnorm.service.server.wiring import Service
 
 LABELS_KEY = "addnorm.labels"
 NOT_DONE, INTERRUPTED = 1, 130
-DESCRIPTION = """\
-Embeds the texts of Parquet, JSON Lines or CSV files without a server. The result has the rows of
-IN in the same order, with all columns and the vectors.
-
-To resume a job that was stopped or killed, run the same command again.
-
-exit codes: 0 OUT is complete, 1 the job failed, 2 the command line is wrong, 130 interrupted"""
 
 
 def _confirm(question: str) -> bool:
@@ -65,13 +58,13 @@ MEANS = Means()
 
 def embed(arguments: Sequence[str], means: Means = MEANS) -> None:
     """Exits with one line and code 1 if OUT cannot be written."""
-    options = _parser().parse_args(arguments)
+    options = embed_parser().parse_args(arguments)
     memory.bound_heaps()
     try:
         options.out, options.input = _out(options.out), Location.parse(options.input)
         options.earlier = Location.parse(options.earlier) if options.earlier else None
         _embed(options, means)
-    except CorpusError as error:
+    except (CorpusError, StartupError) as error:
         print(f"addnorm embed: {error}", file=sys.stderr)
         sys.exit(NOT_DONE)
     except KeyboardInterrupt:
@@ -81,11 +74,14 @@ def embed(arguments: Sequence[str], means: Means = MEANS) -> None:
 
 def _embed(options: argparse.Namespace, means: Means) -> None:
     source = _source(options)
+    address = Address.parse(options.model)
+    options.precision = address.precision
     embed_options = EmbedOptions(
         **{field.name: getattr(options, field.name) for field in fields(EmbedOptions)}
     )
+    bundle = find_version(address, options.bundles, options.kept)
     embedder = Embedder(
-        options.bundle, embed_options, means.open_bundle, worker_threads=options.worker_threads
+        bundle, embed_options, means.open_bundle, worker_threads=options.worker_threads
     )
     try:
         # every model has pooled vectors, also one that is made for something else
@@ -254,93 +250,3 @@ def _out(name: str) -> Location:
     if out.on_disk and not (folder := Path(out.resolve().path).parent).is_dir():
         raise CorpusError(f"the folder {folder} does not exist")
     return out
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="addnorm embed",
-        description=DESCRIPTION,
-        epilog="Example: addnorm embed texts.jsonl vectors.parquet --bundle bundles/my-model/1",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    files = "a .parquet, .jsonl, .ndjson or .csv file, a folder of such files, or an s3:// address"
-    add("input", metavar="IN", help=files)
-    add("out", metavar="OUT.parquet", help="a local file or an s3:// address")
-    add("--bundle", type=Path, required=True, metavar="DIR", help="<name>/<version>")
-    taken = (
-        "an earlier OUT, as a local file or an s3:// address: vectors of equal texts are reused"
-        " if the options and the fingerprint are the same"
-    )
-    add("--from", dest="earlier", metavar="OLD.parquet", help=taken)
-    add(
-        "--yes",
-        action="store_true",
-        help="do not ask for confirmation if no vector of OLD can be reused",
-    )
-    add(
-        "--dry-run",
-        action="store_true",
-        help="only print the number of rows to compute and the estimated time",
-    )
-    add(
-        "--price-per-hour",
-        type=above_zero,
-        metavar="P",
-        help="with --dry-run: price of one machine per hour; adds the cost to the estimate",
-    )
-    _add_output(add)
-    return parser
-
-
-def _add_output(add: Callable[..., Any]) -> None:
-    add("--output", choices=KINDS, default="pooled", help="kind of the output (default: pooled)")
-    add(
-        "--dtype",
-        choices=get_args(DType),
-        default="float32",
-        help="type of the numbers (default: float32)",
-    )
-    add("--text-column", default="text", metavar="NAME", help="column of texts (default: text)")
-    add(
-        "--second-text-column",
-        metavar="NAME",
-        help="with --output scores: column with the second text of each pair",
-    )
-    add(
-        "--vector-column",
-        default="vector",
-        metavar="NAME",
-        help="column to write the vectors to (default: vector)",
-    )
-    add("--precision", choices=get_args(Precision), help="default: the model's default")
-    add("--prompt-name", metavar="NAME", help="default: the model's default prompt")
-    add(
-        "--input-type",
-        choices=get_args(InputType),
-        help="with --output multi-vector or sparse: whether the texts are queries or documents",
-    )
-    add(
-        "--dimensions",
-        type=positive,
-        metavar="N",
-        help="truncate each vector to its first N numbers",
-    )
-    add(
-        "--top-k",
-        type=positive,
-        metavar="N",
-        help="with --output sparse: only the N largest entries",
-    )
-    add(
-        "--truncate",
-        action="store_true",
-        help="truncate texts that are too long, instead of stopping",
-    )
-    add(
-        "--worker-threads",
-        type=positive,
-        default=0,
-        metavar="N",
-        help="default: the number of cores",
-    )

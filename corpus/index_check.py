@@ -85,7 +85,7 @@ class Fingerprints:
             precision = self.other_precision
             advice = (
                 f"; the stored vectors were computed in {precision}, which this server"
-                f" offers: use --precision {precision}"
+                f" offers: write @{precision} behind the model"
             )
             return causes + (advice if precision else "")
         digests = f"stored {self.stored.digest}, now {self.served.digest}"
@@ -178,7 +178,7 @@ def report(sample: Sample, new: Embedded, stored: Recorded | None) -> Report:
     if width != served:
         raise CorpusError(
             f"the stored vectors have {width} numbers, the vectors of {new.model} have {served}:"
-            " choose another model or bundle with --model or --bundle, or set --dimensions if the"
+            " choose another model with --model, or set --dimensions if the"
             " stored vectors were truncated"
         )
     figures = compare(sample.vectors, new.vectors)

@@ -153,7 +153,7 @@ def picture(figures: dict[str, Any]) -> str:
     bars, (a, b) = figures["histogram"], figures["sides"]
     counts, width, height = bars["counts"], 560, 200
     step, largest = width / len(counts), max(*bars["counts"], 1)
-    title = escape(f"{a['name']} (A) compared with {b['name']} (B)")
+    title = escape(f"{a} (A) compared with {b} (B)")
     drawn = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + 40} {height + 90}"'
         ' font-family="sans-serif" font-size="11" text-anchor="middle">',
@@ -176,16 +176,7 @@ def picture(figures: dict[str, Any]) -> str:
 def lines_of(figures: dict[str, Any]) -> Iterator[str]:
     """For people. figures: with the two sides."""
     a, b = figures["sides"]
-    width = max(len(a["name"]), len(b["name"]), 12)
-    yield f"{'':28}{a['name']:>{width}}  {b['name']:>{width}}"
-    for title, name, digits in (
-        ("texts a second", "texts_per_s", ",.0f"),
-        ("cost per million texts", "price_of_a_million_texts", ",.4g"),
-    ):
-        values = ["-" if side[name] is None else format(side[name], digits) for side in (a, b)]
-        if values != ["-", "-"]:
-            ratio = f"  {b[name] / a[name]:.2f} x" if "-" not in values else ""
-            yield f"{title:28}{values[0]:>{width}}  {values[1]:>{width}}{ratio}"
+    yield f"A: {a}, B: {b}"
     match figures["task"]:
         case "embed":
             yield from _of_vectors(figures)

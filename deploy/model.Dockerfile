@@ -16,11 +16,11 @@ ARG BASE=addnorm EXPORT=addnorm-export
 FROM $EXPORT AS of-checkpoint
 ARG NAME PRECISION=fp32
 COPY . /checkpoint
-RUN python -m addnorm export --checkpoint /checkpoint --name "$NAME" --precision "$PRECISION" --out /models
+RUN python -m addnorm export "/checkpoint@$PRECISION" --name "$NAME" --out /models
 
 FROM $EXPORT AS of-hub
 ARG NAME MODEL PRECISION=fp32
-RUN python -m addnorm export --checkpoint "$MODEL" --name "$NAME" --precision "$PRECISION" --out /models
+RUN python -m addnorm export "$MODEL@$PRECISION" --name "$NAME" --out /models
 
 # In the place of the base's own bundle
 FROM $BASE AS emptied

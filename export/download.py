@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from addnorm.model.weight_files import BESIDE, FILES, FLAG_HEADS, INDEX
+from addnorm.service.loading.addresses import HUB
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
 TIMEOUT_S = 20.0  # of the first word of the hub
-ADDRESS = re.compile(r"([A-Za-z0-9_][\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 # folders of sentence-transformers' modules, such as 1_Pooling, and of a tokenizer's templates
 MODULE = re.compile(r"[0-9]+_[^/]+|additional_chat_templates")
 ROUTER = "router_config.json"  # which lists modules too
@@ -71,7 +71,7 @@ class Download:
 
 def address(name: str) -> tuple[str, str] | None:
     """Repository and revision of `ORG/NAME[@REVISION]`. None for a folder, and for other names."""
-    match = ADDRESS.fullmatch(name)
+    match = HUB.fullmatch(name)
     return None if match is None or Path(name).exists() else (match[1], match[2] or "main")
 
 

@@ -9,7 +9,6 @@ is exported once, and found again without PyTorch.
     KEPT/locks/             one start exports, others wait for it
 """
 
-import argparse
 import json
 import os
 import re
@@ -26,10 +25,13 @@ from urllib.parse import quote
 
 from addnorm.export import download
 from addnorm.export.download import DownloadError
+from addnorm.export.options import keep_parser
 from addnorm.service import VERSION
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine import files
 from addnorm.service.errors import StartupError
+from addnorm.service.loading import addresses
+from addnorm.service.loading.addresses import Address
 
 COMMIT = re.compile("[0-9a-f]{40}")
 LONG_BYTES = 2**29  # hashed in a second; more is told
@@ -40,48 +42,15 @@ EXPORTED = "exported"
 
 def keep(arguments: Sequence[str]) -> None:
     """Exports models that were not exported before. Exits with one line and code 1 if it cannot."""
-    parser = argparse.ArgumentParser(
-        prog="addnorm keep",
-        description=(
-            "Exports models for a later `addnorm serve` and caches the bundles. Models that are"
-            " already cached are not exported again."
-        ),
-        epilog="Example: addnorm keep BAAI/bge-small-en-v1.5 --precision int8 --kept /models",
-    )
-    add = parser.add_argument
-    add("models", nargs="+", metavar="DIR|ORG/NAME[@REVISION]")
-    add(
-        "--precision",
-        default="fp32",
-        metavar="P[,P]",
-        help="precisions, as for `serve` (default: fp32)",
-    )
-    add(
-        "--kept",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="folder in which the bundles are cached",
-    )
-    add(
-        "--list",
-        type=Path,
-        metavar="FILE",
-        help="file for the folders of the bundles, one per line",
-    )
-    options = parser.parse_args(arguments)
+    options = keep_parser().parse_args(arguments)
     try:
-        folders = dict[str, Path]()
-        for checkpoint in options.models:
-            folder = bundle_of(checkpoint, options.precision, options.kept).resolve()
-            if folder.name in folders:
-                raise StartupError(
-                    f"two of the models are called {folder.name}: export one of them with"
-                    " `addnorm export --name`, and serve a folder of bundles with --bundles"
-                )
-            folders[folder.name] = folder
+        models = [Address.parse(text) for text in options.models]
+        folders = [
+            bundle_of(model.name, ",".join(model.precisions) or "fp32", options.kept).resolve()
+            for model in models
+        ]
         if options.list:
-            options.list.write_text("".join(f"{folder}\n" for folder in folders.values()))
+            options.list.write_text("".join(f"{folder}\n" for folder in folders))
     except (DownloadError, StartupError) as error:
         sys.exit(f"addnorm keep: {error}")
     except OSError as error:
@@ -137,7 +106,7 @@ def bundle_of(
             return bundle
         aside = root / f"{key}.new"  # whatever one that was cut off has left there
         shutil.rmtree(aside, ignore_errors=True)
-        export(["--checkpoint", checkpoint, "--precision", precision, "--out", str(aside)])
+        export([f"{checkpoint}@{precision}", "--out", str(aside)])
         (version_folder,) = (path for path in aside.glob("*/*") if bundles.is_version(path))
         if folder and not (
             folder.is_still(Path(checkpoint), say, clock) and folder.has_weights_of(version_folder)
@@ -187,7 +156,7 @@ class _Folder(NamedTuple):
     ) -> "_Folder":
         """earlier_files: those that were hashed before. They are hashed again unless no time and no
         size changed."""
-        _refuse_bundle(path)
+        addresses.refuse_bundle(path)
         now, names = clock(), download.files_of(path) if path.is_dir() else []
         _refuse_links(path, names)
         stats = {name: (path / name).stat() for name in names}
@@ -295,18 +264,6 @@ def _remove(place: Path) -> bool:
     return True
 
 
-def _refuse_bundle(path: Path) -> None:
-    if (path / "config.json").is_file() or (path / "modules.json").is_file():
-        return  # a checkpoint, which may have files of a manifest's name
-    levels = ("", "*/", "*/*/")  # the folder of a version, of a name, and of all bundles
-    manifests = (file for level in levels for file in path.glob(f"{level}{bundles.MANIFEST}"))
-    if manifest := next((file for file in manifests if bundles.is_version(file.parent)), None):
-        raise StartupError(
-            f"{path} holds a bundle, not a checkpoint: serve it with"
-            f" --bundles {manifest.resolve().parents[2]}"
-        )
-
-
 def _refuse_links(path: Path, names: Sequence[str]) -> None:
     """Files of a folder that somebody sent must not be those of this machine."""
     folder = Path(os.path.realpath(path))
@@ -317,7 +274,7 @@ def _refuse_links(path: Path, names: Sequence[str]) -> None:
         if not any(target.is_relative_to(place) for place in (folder, *blobs)):
             raise StartupError(
                 f"{path / name} is a link to {target}, outside the folder: copy it into the"
-                f" folder; or, if you trust the link, `addnorm export --checkpoint {path}`, and"
+                f" folder; or, if you trust the link, `addnorm export {path}`, and"
                 " serve the bundle with --bundles"
             )
 

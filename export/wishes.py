@@ -18,7 +18,7 @@ OPTIONS = {
     "own_reading": "--reference",
     "runs_code": "--trust-remote-code",
     "samples": "--texts",
-    "precisions": "--precision",
+    "precisions": "@PRECISION",
 }
 # fields that say how a graph is written. All graphs of ours read them
 OF_GRAPHS = ("graph", "layout", "precisions", "default_precision", "lens")

@@ -1,22 +1,19 @@
-"""`addnorm load --beside URL`: two servers of OpenAI's /v1/embeddings get the same texts in turn.
+"""`addnorm load beside A B`: two servers of OpenAI's /v1/embeddings get the same texts in turn.
+Knows no bundle: each is asked over HTTP alone, so either may be of any make."""
 
-Knows no bundle: each is asked over HTTP alone, so the other may be of any make. `client.py` takes
-answers with a Content-Length alone, which others do not always send.
-"""
-
-import http.client
 import json
+import math
 import random
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
+
+from addnorm.load.client import Client, closed_loop, runner
 
 ANSWER_S = 300.0  # a server that needs longer has lost the request
 LEAST_ROUNDS = 3
@@ -27,11 +24,11 @@ Round = tuple[float, list[float], Vectors]  # seconds, those of each request, ve
 @dataclass
 class Side:
     """A server, and what was seen of it. url: what stands before /embeddings; /v1 where it has no
-    path."""
+    path. fields: of each body, the model and the precision."""
 
     url: str
-    model: str | None
-    headers: dict[str, str] = field(default_factory=dict)
+    fields: Mapping[str, str]
+    headers: tuple[str, ...] = ()
     rounds: list[Round] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -41,50 +38,41 @@ class Side:
     def ask(self, texts: Sequence[str], order: Sequence[int], size: int, callers: int) -> Round:
         """All texts, `size` in a request, in this order. ConnectionError names what failed."""
         parts = [order[start : start + size] for start in range(0, len(order), size)]
-        connections = [_connection(self.url) for _ in range(callers)]
-        latencies = [0.0] * len(parts)
-        vectors_by_text: list[Any] = [None] * len(texts)
+        bodies = [
+            json.dumps(
+                {"input": [texts[at] for at in part], "encoding_format": "float", **self.fields}
+            ).encode()
+            for part in parts
+        ]
+        address, headers = urlsplit(self.url), ("Cache-Control: no-cache", *self.headers)
+        is_tls, path = address.scheme == "https", f"{address.path}/embeddings"
+        host, port = address.hostname or "127.0.0.1", address.port or (443 if is_tls else 80)
+        client = Client(host, port, bodies, ANSWER_S, *headers, path=path, is_tls=is_tls)
+        with runner() as loop:
+            numbers = iter(range(len(parts)))
+            answers = loop.run(closed_loop(client, numbers, callers, math.inf))
+            client.close()
+        vectors = np.concatenate(
+            [
+                self._read(*answers.distinct[number][0], len(part))
+                for number, part in enumerate(parts)
+            ]
+        )
+        return answers.wall_s, answers.latencies_s, vectors[np.argsort(order)]
 
-        def call(caller: int) -> None:
-            for number in range(caller, len(parts), callers):
-                started = time.perf_counter()
-                vectors = self._post(connections[caller], [texts[at] for at in parts[number]])
-                latencies[number] = time.perf_counter() - started
-                for at, vector in zip(parts[number], vectors, strict=True):
-                    vectors_by_text[at] = vector
-
-        started = time.perf_counter()
-        try:
-            with ThreadPoolExecutor(callers) as threads:
-                list(threads.map(call, range(callers)))
-        finally:
-            for connection in connections:
-                connection.close()
-        return time.perf_counter() - started, latencies, np.array(vectors_by_text, np.float32)
-
-    def _post(
-        self, connection: http.client.HTTPConnection, texts: list[str]
-    ) -> list[NDArray[np.float32]]:
-        body = {"input": texts, "encoding_format": "float"}
-        sent = json.dumps(body | ({"model": self.model} if self.model else {}))
-        path = f"{urlsplit(self.url).path}/embeddings"
-        defaults = {"Content-Type": "application/json", "Cache-Control": "no-cache"}
-        try:
-            connection.request("POST", path, sent, {**defaults, **self.headers})
-            answer = connection.getresponse()
-            text = answer.read().decode(errors="replace")
-        except (OSError, http.client.HTTPException) as error:
-            raise ConnectionError(f"{self.url}: {type(error).__name__} {error}") from None
-        if answer.status != 200:
-            raise ConnectionError(f"{self.url}/embeddings: {answer.status} {text[:300]}")
+    def _read(self, status: int, content: bytes, number: int) -> Vectors:
+        """`[number, width]`"""
+        text = content.decode(errors="replace")
+        if status != 200:
+            raise ConnectionError(f"{self.url}/embeddings: {status or 'no answer:'} {text[:300]}")
         try:
             entries = sorted(json.loads(text)["data"], key=lambda entry: int(entry["index"]))
-            vectors = [np.array(entry["embedding"], np.float32) for entry in entries]
+            vectors = np.array([entry["embedding"] for entry in entries], np.float32)
         except (ValueError, LookupError, TypeError):
             raise ConnectionError(f"{self.url}/embeddings: no vectors in {text[:300]}") from None
-        if len(vectors) != len(texts):
+        if vectors.ndim != 2 or len(vectors) != number:
             raise ConnectionError(
-                f"{self.url}/embeddings: {len(vectors)} vectors for {len(texts)} texts"
+                f"{self.url}/embeddings: {len(vectors)} vectors for {number} texts"
             )
         return vectors
 
@@ -94,12 +82,6 @@ class Side:
         return int(
             np.any([(vectors != first).any(1) for _, _, vectors in self.rounds], axis=0).sum()
         )
-
-
-def _connection(url: str) -> http.client.HTTPConnection:
-    parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    return kind(parts.hostname or "127.0.0.1", parts.port, timeout=ANSWER_S)
 
 
 def compare(

@@ -1,4 +1,4 @@
-"""`addnorm load --target`: the requests a second that a server holds within a p99, and how many
+"""`addnorm load hold`: the requests a second that a server holds within a p99, and how many
 such machines a target needs."""
 
 import asyncio
@@ -201,5 +201,5 @@ def served_limits(server: Server, model: str | None) -> Limits:
     """The limits of the model, or of the only one. ValueError says what there is."""
     entries = {entry["id"]: entry for entry in json.loads(server.get("/v1/models"))["data"]}
     if model not in entries if model else len(entries) != 1:
-        raise ValueError(f"--model must be one of {', '.join(entries)}")
+        raise ValueError(f"write URL#NAME: NAME must be one of {', '.join(entries)}")
     return Limits.model_validate(entries[model or next(iter(entries))]["limits"])

@@ -13,11 +13,13 @@ from typing import cast
 import numpy as np
 import uvloop
 
+CHUNKED = 0  # in place of the end of an answer
 NO_RESPONSE = 0  # "status" of a request without a whole response
 
 
 class Connection(asyncio.Protocol):
-    """One keep-alive connection, one request at a time. Answers must state their Content-Length."""
+    """One keep-alive connection, one request at a time. Answers state their Content-Length, or come
+    in chunks."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
@@ -41,13 +43,19 @@ class Connection(asyncio.Protocol):
             headers = dict(line.split(b":", 1) for line in lines)
             self._status, self._start = int(first[9:12]), end_of_head + 4
             self.says_when = b"retry-after" in headers
-            self._end = self._start + int(headers[b"content-length"])
-        if self._end is not None and len(self._received) >= self._end:
-            answer = self._status, bytes(self._received[self._start : self._end])
+            self._is_last = headers.get(b"connection", b"").strip() == b"close"
+            length = headers.get(b"content-length")
+            self._end = CHUNKED if length is None else self._start + int(length)
+        if self._end is None or len(self._received) < self._end:
+            return
+        body: bytes | None = bytes(self._received[self._start : self._end])
+        if self._end == CHUNKED:
+            body = unchunked(bytes(self._received[self._start :]))
+        if body is not None:
             self._received.clear()
-            self._end = None
+            self._end, self.is_open = None, not self._is_last
             if self._answer and not self._answer.done():
-                self._answer.set_result(answer)
+                self._answer.set_result((self._status, body))
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
@@ -56,6 +64,18 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         self._transport.close()
+
+
+def unchunked(received: bytes) -> bytes | None:
+    """The body of RFC 9112, 7.1, without trailers; None while it is not all there."""
+    parts, start = list[bytes](), 0
+    while (end := received.find(b"\r\n", start)) >= 0:
+        size, start = int(received[start:end].partition(b";")[0], 16), end + 2
+        if not size:
+            return b"".join(parts) if len(received) >= start + 2 else None
+        parts.append(received[start : start + size])
+        start += size + 2
+    return None
 
 
 @dataclass
@@ -89,8 +109,9 @@ class Client:
         timeout_s: float = 60.0,
         *headers: str,
         path: str = "/v1/infer",
+        is_tls: bool = False,
     ) -> None:
-        self._address = (host, port)
+        self._address, self._tls = (host, port), is_tls or None
         self._timeout_s = timeout_s
         first = f"POST {path} HTTP/1.1", f"Host: {host}", "Content-Type: application/json"
         self._requests = [
@@ -121,7 +142,7 @@ class Client:
             if (connection := self._idle.pop()).is_open:
                 return connection
         _, connection = await asyncio.get_running_loop().create_connection(
-            Connection, *self._address
+            Connection, *self._address, ssl=self._tls
         )
         return connection
 

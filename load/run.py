@@ -26,7 +26,6 @@ from addnorm.service.engine.engine import Engine
 from addnorm.service.engine.own_engine import OwnEngine
 
 WRONG = "wrong"
-NAIVE_TOLERANCE = 1e-3  # of a padded graph on this load; ours has none
 
 Key = tuple[str, bytes]  # output, sequence
 # output, a sequence -> its activations, its pooled vector, that as /v1/embeddings gives it, or what

@@ -2,40 +2,67 @@
 
 import argparse
 import os
+import re
 import resource
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from fcntl import LOCK_SH, flock
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine import signature
-from addnorm.service.environment import describe, read_settings
+from addnorm.service.engine.bundle import is_version
+from addnorm.service.environment import PREFIX, describe, read_settings
 from addnorm.service.errors import StartupError
+from addnorm.service.loading import addresses
+from addnorm.service.loading.addresses import Address
+from addnorm.service.options import Parser
 from addnorm.service.server import process
 from addnorm.service.settings import Settings, descriptions
 from addnorm.service.wire.telemetry import logs
 
 # process lists show the command line, so keys are no option
 OPTIONS = [name for name in Settings.model_fields if name != "api_keys"]
+WINS = (
+    "An option wins over its environment variable ADDNORM_*. `addnorm settings` says more of each."
+)
+METAVARS: Mapping[Any, str] = {
+    **dict.fromkeys((int, float, int | None), "N"), Path | None: "FILE", dict[str, str]: "NAME=..."
+}  # fmt: skip
+FIRST = re.compile(r"(.+?)[.;] .*|(.+)\.")  # sentence of a description
+ZERO = re.compile(r"\b0: ([^.;]+)")  # what 0 means, in a description
+# the options in their order in `--help`
+GROUPS = {
+    "common settings": (
+        "host", "port", "socket", "grpc_port", "provider", "worker_threads", "log_level",
+        "log_format", "default_precision", "aliases", "default_models", "any_model_name",
+        "truncate",
+    ),
+    "security": (
+        "api_keys_file", "cors_origins", "tls_cert", "tls_key", "admin", "trusted_keys",
+        "require_reference", "trust_token_ids",
+    ),
+    "limits": (
+        "max_sequences", "max_tokens", "max_padded_tokens", "max_body_bytes", "max_json_bytes",
+        "max_response_bytes", "max_queue_tokens", "max_pending_response_bytes",
+        "max_pending_body_bytes", "max_run_bytes", "max_connections", "timeout_s", "bulk_timeout_s",
+        "keep_alive_s", "body_timeout_s", "send_timeout_s", "grace_s",
+    ),
+    "tuning": (
+        "cache_bytes", "token_budget", "run_timeout_s", "invariance_check_share", "watch_s",
+        "idle_unload_s", "idle_exit_s", "versions", "answer_versions",
+    ),
+}  # fmt: skip
 
 
 def serve(arguments: Sequence[str]) -> None:
     """Serves until a signal ends it. Exits with one line and code 1 if it cannot start."""
-    parser = _serve_parser()
-    options = parser.parse_args(arguments)
-    if options.models and options.bundles:
-        parser.error("give either models or --bundles, not both")
-    if options.precision and not options.models:
-        parser.error(
-            "--precision applies only to models on the command line; for a bundle, set it at the"
-            " export: `addnorm export --precision`"
-        )
+    options = serve_parser().parse_args(arguments)
     open_standard_files()
-    logs.configure("info")  # until the settings are read
+    # until the settings are read
+    logs.configure("info", options.log_format or os.environ.get(f"{PREFIX}LOG_FORMAT", "auto"))
     open_all_files()
     # while bundles load; as process 1 it would ignore the signals otherwise
     for number in process.ending_signals():
@@ -46,58 +73,44 @@ def serve(arguments: Sequence[str]) -> None:
         signal.signal(number, signal.SIG_IGN)
     with _one_line():
         settings = read_settings(**_set_options(options))
-        if not options.models:
-            process.serve(options.bundles or Path("bundles"), settings)
+        models = [Address.parse(text) for text in options.models]
+        if not models:
+            process.serve(options.bundles, settings)
             return
-        reading, writing = os.pipe()
-        with open(reading) as path_lines, open(writing, "w") as listing:
-            # A process of its own: what PyTorch takes of memory goes with it. -P: the working
-            # folder, which may be a checkpoint, is not searched for modules
-            exporter = [sys.executable, "-P", "-m", "addnorm", "keep", *options.models]
-            cache = options.kept or where_kept()
-            exporter_options = ["--precision", options.precision or "fp32", "--kept", cache]
-            command = [*exporter, *exporter_options, "--list", f"/dev/fd/{writing}"]
-            if code := subprocess.run(command, pass_fds=[writing], check=False).returncode:
-                sys.exit(code)  # it has said why
-            listing.close()
-            folders = tuple(Path(line) for line in path_lines.read().splitlines())
-        hold(folders)
-        aliases = {**aliases_of(options.models), **settings.aliases}
-        process.serve(folders, settings.model_copy(update={"aliases": aliases}))
+        folders = addresses.find(models, options.bundles, options.kept)
+        process.serve(tuple(folders), with_names(settings, models, folders))
 
 
-def hold(folders: Sequence[Path]) -> list[int]:
-    """Keeps bundles from `addnorm keep`, which removes those that a folder's next export replaces:
-    while this process lives, or until the returned files are closed."""
-    descriptors = [os.open(folder.parent, os.O_RDONLY) for folder in folders]
-    for descriptor in descriptors:
-        with suppress(OSError):  # not every file system has locks
-            flock(descriptor, LOCK_SH)
-    return descriptors
-
-
-def where_kept(home: Callable[[], Path] = Path.home) -> str:
-    """The folder that bundles are kept in unless --kept names one. StartupError if there is no
-    home."""
-    try:
-        caches = os.environ.get("XDG_CACHE_HOME") or home() / ".cache"
-    except RuntimeError:  # HOME is not set, and the system's list of users lacks this one
+def with_names(settings: Settings, models: Sequence[Address], folders: Sequence[Path]) -> Settings:
+    """The settings, with other names of models from a hub, and the precisions that are named.
+    StartupError where two models have one name."""
+    names = [folder.parent.name if is_version(folder) else folder.name for folder in folders]
+    if twice := next((name for name in names if names.count(name) > 1), None):
         raise StartupError(
-            "this user has no home folder for the cached bundles: choose a folder with --kept DIR"
-        ) from None
-    return str(Path(caches) / "addnorm")
+            f"two of the models are called {twice}: export one of them with `addnorm export"
+            " --name`, and serve a folder of bundles with --bundles"
+        )
+    precisions = {
+        name: model.precision for name, model in zip(names, models, strict=True) if model.precision
+    }
+    aliases = {**aliases_of(models, names), **settings.aliases}
+    default_precision = {**settings.default_precision, **precisions}
+    return settings.model_copy(update={"aliases": aliases, "default_precision": default_precision})
 
 
-def aliases_of(models: Sequence[str]) -> dict[str, str]:
+def aliases_of(models: Sequence[Address], names: Sequence[str]) -> dict[str, str]:
     """ORG/NAME -> NAME, the bundle's, for the models of a hub."""
-    names = [model.partition("@")[0] for model in models if not Path(model).exists()]
-    return {name: name.rpartition("/")[2] for name in names if "/" in name}
+    repositories = [model.name.partition("@")[0] for model in models]
+    return {
+        repository: name
+        for repository, name in zip(repositories, names, strict=True)
+        if repository.endswith(f"/{name}") and not Path(repository).exists()
+    }
 
 
 def settings(arguments: Sequence[str]) -> None:
     """Prints every setting in force, and where it comes from."""
-    parser = _parser("settings", "Lists the current settings.", "addnorm settings --port 9000")
-    options = _set_options(parser.parse_args(arguments))
+    options = _set_options(settings_parser().parse_args(arguments))
     logs.configure("info")
     with _one_line():
         print(describe(read_settings(**options), options))
@@ -105,13 +118,82 @@ def settings(arguments: Sequence[str]) -> None:
 
 def sign(arguments: Sequence[str]) -> None:
     """Signs a certified bundle. Exits with one line and code 1 if it cannot."""
-    parser = argparse.ArgumentParser(
-        prog="addnorm sign",
-        description=(
-            "Signs all files of a bundle in the OpenSSF Model Signing format. Sign last: `addnorm"
-            " verify`, or any other change to a file, makes the signature invalid."
-        ),
-        epilog="Example: addnorm sign bundles/notebook/1 --key key.pem",
+    parser = sign_parser()
+    options = parser.parse_args(arguments)
+    if options.chain and not options.certificate:
+        parser.error("--chain needs --certificate")
+    with _one_line():
+        bundle = bundles.read(options.bundle)
+        files = signature.sign(bundle.path, options.key, options.certificate, options.chain)
+        print(f"signed {', '.join(files)}")
+        print(f"wrote {bundle.path / signature.SIGNATURE}")
+
+
+def serve_parser() -> Parser:
+    parser = Parser(
+        "serve",
+        "[MODEL[@PRECISION] ...]",
+        "Serves models, or a folder of bundles. A model is exported at its first start, and then"
+        f" cached. {WINS}",
+        "sentence-transformers/all-MiniLM-L6-v2@int8 --port 9000",
+    )
+    parser.add_argument(
+        "models",
+        nargs="*",
+        metavar=addresses.METAVAR,
+        help="model of the Hugging Face hub (ORG/NAME[@REVISION]), folder of a checkpoint or of a"
+        " bundle, or name of a bundle in --bundles; without any, all of --bundles are served."
+        " PRECISION: fp32, int8, or several, the first of which requests get by default",
+    )
+    addresses.add_options(parser)
+    _add_settings(parser)
+    return parser
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """StartupError ends the process with one line, not with a traceback."""
+    try:
+        yield
+    except StartupError as error:
+        logs.finish()  # lines of the log come before this one
+        sys.exit(f"addnorm: {error}")
+
+
+def settings_parser() -> Parser:
+    parser = Parser("settings", "", f"Lists the current settings. {WINS}", "--port 9000")
+    _add_settings(parser)
+    return parser
+
+
+def _add_settings(parser: Parser) -> None:
+    """Every setting as an option, in groups."""
+    for title, names in GROUPS.items():
+        add = parser.add_argument_group(title).add_argument
+        for name in names:
+            field, option = Settings.model_fields[name], f"--{name.replace('_', '-')}"
+            description, default = descriptions()[name], field.default
+            meaning = FIRST.sub(r"\1\2", description).replace("%", "%%")
+            if (zero := ZERO.search(description)) and default == 0:
+                meaning += f" (default: {zero[1]})"
+            elif default not in (None, {}, False):
+                shown = f"{default:g}" if isinstance(default, float) else default
+                meaning += f" (default: {shown})"
+            if field.annotation in (bool, bool | None):
+                add(option, action=argparse.BooleanOptionalAction, help=meaning)
+            elif get_origin(field.annotation) is Literal:
+                add(option, metavar="|".join(get_args(field.annotation)), help=meaning)
+            else:
+                add(option, metavar=METAVARS.get(field.annotation, "VALUE"), help=meaning)
+
+
+def sign_parser() -> Parser:
+    parser = Parser(
+        "sign",
+        "BUNDLE --key PEM",
+        "Signs all files of a bundle in the OpenSSF Model Signing format. Sign last: `addnorm"
+        " verify`, or any other change to a file, makes the signature invalid.",
+        "bundles/notebook/1 --key key.pem",
     )
     parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="a folder <name>/<version>")
     parser.add_argument(
@@ -135,76 +217,10 @@ def sign(arguments: Sequence[str]) -> None:
         metavar="PEM",
         help="intermediate certificate between it and the trusted one; may be repeated",
     )
-    options = parser.parse_args(arguments)
-    if options.chain and not options.certificate:
-        parser.error("--chain needs --certificate")
-    with _one_line():
-        bundle = bundles.read(options.bundle)
-        files = signature.sign(bundle.path, options.key, options.certificate, options.chain)
-        print(f"signed {', '.join(files)}")
-        print(f"wrote {bundle.path / signature.SIGNATURE}")
-
-
-def _serve_parser() -> argparse.ArgumentParser:
-    parser = _parser(
-        "serve",
-        "Serves models, or a folder of bundles. A model is exported at its first start, and"
-        " then cached.",
-        "addnorm serve sentence-transformers/all-MiniLM-L6-v2 --precision int8 --port 9000",
-    )
-    parser.add_argument(
-        "models",
-        nargs="*",
-        metavar="ORG/NAME[@REVISION]|DIR",
-        help="model on the Hugging Face hub, or folder of a checkpoint",
-    )
-    parser.add_argument(
-        "--bundles",
-        type=Path,
-        help="folder with bundles <name>/<version>/ (default, if no model is given: bundles)",
-    )
-    parser.add_argument(
-        "--precision",
-        metavar="P[,P]",
-        help=(
-            "precisions of the models on the command line; requests without a precision use the"
-            " first (default: fp32)"
-        ),
-    )
-    parser.add_argument(
-        "--kept",
-        metavar="DIR",
-        help="folder that caches their bundles for the next start (default: $XDG_CACHE_HOME/addnorm"
-        " or ~/.cache/addnorm)",
-    )
     return parser
 
 
-@contextmanager
-def _one_line() -> Iterator[None]:
-    """StartupError ends the process with one line, not with a traceback."""
-    try:
-        yield
-    except StartupError as error:
-        logs.finish()  # lines of the log come before this one
-        sys.exit(f"addnorm: {error}")
-
-
-def _parser(command: str, description: str, example: str) -> argparse.ArgumentParser:
-    """A parser that has every setting as an option."""
-    parser = argparse.ArgumentParser(
-        prog=f"addnorm {command}",
-        description=f"{description} An option wins over its environment variable ADDNORM_*.",
-        epilog=f"Example: {example}",
-    )
-    for name in OPTIONS:
-        default = Settings.model_fields[name].default
-        meaning = f"{descriptions()[name]} ({default})".replace("%", "%%")
-        parser.add_argument(f"--{name.replace('_', '-')}", metavar="VALUE", help=meaning)
-    return parser
-
-
-def _set_options(arguments: argparse.Namespace) -> dict[str, str]:
+def _set_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The settings among the options that were given."""
     return {name: value for name in OPTIONS if (value := getattr(arguments, name)) is not None}
 

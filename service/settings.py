@@ -11,7 +11,11 @@ from addnorm.service.cores import usable_cores, usable_memory
 log = logging.getLogger("addnorm")
 MIB = 2**20
 RUN_SHARE = 4  # one sequence may hold this part of the memory, and all runs together twice as much
-FORMS = {"default_models": "task=NAME", "aliases": "NAME=MODEL", "versions": "NAME=VERSION"}
+FORMS = {
+    "default_models": "task=NAME", "aliases": "NAME=MODEL", "versions": "NAME=VERSION",
+    "default_precision": "int8 or NAME=int8",
+}  # fmt: skip
+EVERY = "*"  # as a name: all models
 
 
 class Settings(BaseModel):
@@ -34,6 +38,9 @@ class Settings(BaseModel):
     one. Set it for clients that need gRPC, such as KServe's gRPC router."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest severity that is logged. Set it to debug to investigate a fault."""
+    log_format: Literal["auto", "json", "text"] = "auto"
+    """Form of the log. auto: on a terminal text, of warnings unless log_level is set; elsewhere
+    JSON, one object a line. Set it to json if a program reads the terminal."""
     provider: Literal["cpu", "cuda", "auto"] = "cpu"
     """Device that runs the sessions. cuda does not start without a GPU; auto uses one if there is
     one."""
@@ -147,15 +154,19 @@ class Settings(BaseModel):
     """Other names of models, as
     text-embedding-3-small=NAME,questions=NAME?prompt=query&precision=int8&dimensions=256. Set it
     for clients with fixed model names."""
+    any_model_name: bool = False
+    """Whether a request with a model name that is not served gets the model of requests without
+    one, which the header x-addnorm-model then tells. Set it for applications whose model name
+    cannot be changed."""
     versions: dict[str, str] = {}
     """Versions of models that are requested without one, as NAME=1,OTHER=2; by default the latest.
     Set it if a new version must not be used at once."""
     answer_versions: bool = False
     """Whether answers have NAME/VERSION as their model. Set it if callers store vectors without the
     fingerprint."""
-    default_precision: Literal["fp32", "fp16", "int8"] | None = None
-    """Precision of requests without one, for models that have it; by default each bundle's default.
-    Set it if clients cannot request int8."""
+    default_precision: dict[str, Literal["fp32", "fp16", "int8"]] = {}
+    """Precision of requests without one, for all models that have it, or as NAME=int8 for one; by
+    default each bundle's default. Set it if clients cannot request int8."""
 
     @field_validator("trusted_keys")
     @classmethod
@@ -164,7 +175,7 @@ class Settings(BaseModel):
             raise ValueError("it must contain a file")
         return value
 
-    @field_validator("default_models", "aliases", "versions", mode="before")
+    @field_validator("default_models", "aliases", "versions", "default_precision", mode="before")
     @classmethod
     def _by_name(cls, value: Any, info: ValidationInfo) -> Any:
         """Parses entries of the form that FORMS has for the setting, separated by commas."""
@@ -172,6 +183,8 @@ class Settings(BaseModel):
             return value
         names: dict[str, str] = {}
         for entry in filter(None, map(str.strip, value.split(","))):
+            if info.field_name == "default_precision" and "=" not in entry:
+                entry = f"{EVERY}={entry}"
             key, _, name = map(str.strip, entry.partition("="))
             if not key or not name:
                 form = FORMS[str(info.field_name)]
@@ -196,7 +209,7 @@ class Settings(BaseModel):
             return cls.model_fields[name].default
         return value
 
-    @field_validator("log_level", "provider", mode="before")
+    @field_validator("log_level", "log_format", "provider", mode="before")
     @classmethod
     def _any_case(cls, value: Any) -> Any:
         return value.lower() if isinstance(value, str) else value

@@ -27,7 +27,7 @@ AROUND = ("benchmarks", "tests")
 # Parts of service: each may import itself and those below it.
 LAYERS = (
     "command", "server", "dialects", "wire", "asking", "loading", "engine",
-    "environment", "settings", "cores", "locks", "errors", "arithmetic",
+    "environment", "options", "settings", "cores", "locks", "errors", "arithmetic",
 )  # fmt: skip
 
 

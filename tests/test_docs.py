@@ -16,6 +16,7 @@ import pytest
 
 from addnorm.corpus import command as corpus
 from addnorm.corpus.index_check import MEANINGS
+from addnorm.corpus.options import check_parser
 from addnorm.export import exporting
 from addnorm.export.certificate.forward import refuse_unlike
 from addnorm.export.sources import Source
@@ -176,7 +177,7 @@ def test_the_program_for_agents_starts_the_server_that_it_asks(
 def test_systemds_unit_has_options_that_there_are() -> None:
     unit = (ROOT / "deploy" / "addnorm.service").read_text()
     (command,) = re.findall(r"^ExecStart=\S+/addnorm serve (.+)$", unit, re.MULTILINE)
-    options = service._serve_parser().parse_args(shlex.split(command))
+    options = service.serve_parser().parse_args(shlex.split(command))
     assert options.models
     assert options.idle_exit_s
     assert "SocketMode=0600" in (ROOT / "deploy" / "addnorm.socket").read_text()
@@ -212,15 +213,15 @@ def test_the_programs_of_the_page_on_vector_indexes_run(
         if all(map(find_spec, packages)):
             exec(program.replace("localhost:8000", text_url.removeprefix("http://")), namespace)
     with pytest.raises(SystemExit) as ended:
-        corpus.check(["vectors.parquet", "--url", text_url, "--json", "report.json"])
+        corpus.check(["vectors.parquet", "--model", text_url, "--json", "report.json"])
     figures = json.loads(Path("report.json").read_text())
     assert (ended.value.code, figures["fingerprint"]["equal"]) == (0, True)
 
 
 def test_the_page_on_vector_indexes_has_every_option_verdict_and_part() -> None:
     page = (ROOT / "docs" / "vector-indexes.md").read_text()
-    options = {name for action in corpus._parser()._actions for name in action.option_strings}
-    assert not [name for name in options - {"-h", "--help"} if name not in page]
+    options = {*re.findall(r"(?<!\S)--[\w-]+", check_parser().format_help())}
+    assert not [name for name in options - {"--help"} if name not in page]
     assert re.findall(r"^\| `([a-z -]+)` \| .+ \| .+ \|$", page, re.MULTILINE) == list(MEANINGS)
     parts = re.findall(r"`(\w+)`", page.partition("| part |")[2].partition("\n\n")[0])
     assert parts == [field.name for field in fields(Fingerprint)]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from addnorm.load.run import NAIVE_TOLERANCE
+from addnorm.load.options import NAIVE_TOLERANCE
 from addnorm.load.servers import Server
 from addnorm.load.stream import PROFILES, Request, Stream, log_normal_lengths, make
 from addnorm.service.engine.bundle import Bundle

@@ -22,8 +22,8 @@ def ask(bundles: Path, python: Python, out: Path, name: str = EMBEDDER) -> None:
 def _embed(bundle: Path, python: Python, folder: Path, precision: str) -> None:
     texts, vectors = folder / "texts.jsonl", folder / f"{precision}.parquet"
     texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    words = ["-m", "addnorm", "embed", texts, vectors, "--bundle", bundle]
-    words += ["--precision", precision]
+    words = ["-m", "addnorm", "embed", texts, vectors]
+    words += ["--model", f"{bundle}@{precision}"]
     done = subprocess.run(
         [*python.command, *map(str, words)],
         env=python.environment,

@@ -134,9 +134,7 @@ def refuse_failures(checks: Sequence[Check]) -> None:
     if failures := [check for check in checks if not check.passed]:
         first, way_on = failures[0], ""
         if {check.precision for check in failures} == {"int8"}:
-            way_on = (
-                ": leave int8 out of --precision, or keep some matrices in fp32 with --keep-recall"
-            )
+            way_on = ": leave int8 out, or keep some matrices in fp32 with --keep-recall"
         raise CertificationError(
             f"{len(failures)} of {len(checks)} checks failed; {first.case}: {first.output}"
             f" ({first.precision}): {first.difference:.3g}, the limit is {first.limit:.3g}{way_on}"

@@ -79,7 +79,7 @@ CONFIG = Fields(  # config.json, of every family
     ),
     refused={
         "quantization_config": "export the model that was quantized, in float32 or 16 bits; for"
-        " int8, add --precision int8",
+        " int8, write @int8 behind the name",
         "per_layer_config": SAVE_AGAIN,
         "transformers_weights": "name that file model.safetensors, and remove the field",
         "configuration_files": "name the file that is meant config.json, and leave the field out",

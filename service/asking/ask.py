@@ -96,6 +96,7 @@ class Ask:
     precision: str | None = None
     dimensions: int | None = None  # that the model's name asks for
     alias: Alias = default(init=False)  # the model's name, with what else it asks for
+    is_substitute: bool = False  # the model stands for a name that no model has
     batch: Batch = default(init=False)
     padding: Padding = default(init=False)
     outputs: tuple[Output[Value], ...] = ()
@@ -182,7 +183,7 @@ class Ask:
         task: Task | None = None,
     ) -> tuple[Model, str | None]:
         """The model as `find_model` finds it, and its prompt, which its name may say too."""
-        selection = models.meant(ref, task)
+        selection = models.meant(ref, task, of_request=True)
         if selection.prompt_name is not None and prompt_name is not None:
             raise InvalidInput(
                 f"prompt_name is {prompt_name[:60]!r}, but model already has the prompt"
@@ -190,7 +191,7 @@ class Ask:
                 param="prompt_name",
             )
         self.model, self.record.model_name = selection.model, selection.model.name
-        self.alias = selection.alias
+        self.alias, self.is_substitute = selection.alias, selection.is_substitute
         self.precision, self.dimensions = selection.alias.precision, selection.alias.dimensions
         return selection.model, selection.prompt_name if prompt_name is None else prompt_name
 

@@ -1,7 +1,7 @@
 """The models that are served: name and version -> engines. Knows no requests."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -13,6 +13,12 @@ from addnorm.service.engine.names import TAG, Alias, check_alias, check_distinct
 from addnorm.service.errors import InvalidInput, ModelNotFound, ServiceError, StartupError
 
 MAX_NAME = 1000  # characters of a name that may be known: each of its colons is tried
+# the quick tour of text-embeddings-inference sends this for whatever model is served
+PLACEHOLDER = "text-embeddings-inference"
+FOR_CLIENTS = (
+    "; for clients whose name cannot be changed, set ADDNORM_ALIASES, or"
+    " ADDNORM_ANY_MODEL_NAME=true"
+)
 NO_DEFAULTS: Mapping[Task, str] = MappingProxyType({})
 NO_ALIASES: Mapping[str, Alias] = MappingProxyType({})
 NO_PINS: Mapping[str, int] = MappingProxyType({})
@@ -61,6 +67,7 @@ class Selection:
     name: str  # an alias or the bundle's name, without a colon and what follows it
     prompt_name: str | None
     alias: Alias  # or one without options
+    is_substitute: bool = False  # the request has a name that no model has
 
 
 class Models:
@@ -77,13 +84,16 @@ class Models:
         defaults: Mapping[Task, str] = NO_DEFAULTS,
         aliases: Mapping[str, Alias] = NO_ALIASES,
         pins: Mapping[str, int] = NO_PINS,
+        any_name: bool = False,
     ) -> None:
         """root: the folder that they were loaded from. defaults: the model of requests for a task
-        that name none. pins: the versions that bare names mean, if not the latest. StartupError
-        for an alias that is also another name, or whose model does not exist."""
+        that name none. pins: the versions that bare names mean, if not the latest. any_name:
+        whether requests may have a name that no model has. StartupError for an alias that is also
+        another name, or whose model does not exist."""
         self.root = root
         self.aliases = aliases
         self._defaults = defaults
+        self._any_name = any_name
         self._pins = pins
         self._versions: Mapping[str, Mapping[int, Model]] = {}
         # state and reason of versions that are not served, or broken on disk
@@ -212,9 +222,14 @@ class Models:
         """
         return self.meant(ref, task).model
 
-    def meant(self, ref: str | None, task: Task | None = None) -> Selection:
+    def meant(
+        self, ref: str | None, task: Task | None = None, *, of_request: bool = False
+    ) -> Selection:
         """The model that `find` finds, with the other parts of its name: an alias, or a prompt
-        behind a colon. ModelNotFound has the whole name."""
+        behind a colon. ModelNotFound has the whole name.
+
+        of_request: whether a name that no model has may mean the model of requests without one:
+        the placeholder of text-embeddings-inference does, others if the operator says so."""
         if ref is None:
             ref = self._default(task)
         name = ref if len(ref) <= MAX_NAME else ""
@@ -226,7 +241,9 @@ class Models:
                 break
             name = name.rpartition(":")[0]
         else:
-            raise self.not_served(ref)
+            if of_request and (ref == PLACEHOLDER or self._any_name):
+                return replace(self.meant(None, task), is_substitute=ref != PLACEHOLDER)
+            raise self.not_served(ref, FOR_CLIENTS if of_request else "")
         model = self._model_of(alias.ref)
         # every model has pooled vectors, also if it is made for something else
         if task and task not in ("embed", *model.bundle.tasks):
@@ -270,11 +287,11 @@ class Models:
             )
         return versions[number]
 
-    def not_served(self, ref: str) -> ModelNotFound:
+    def not_served(self, ref: str, remedy: str = "") -> ModelNotFound:
         """The error for a name that is not served. It has the whole name, not a part."""
         names = ", ".join([*sorted(self._versions), *self.aliases]) or "none"
         return ModelNotFound(
-            f"model {ref[:200]!r} is not served here; served are: {names}", param="model"
+            f"model {ref[:200]!r} is not served here; served are: {names}{remedy}", param="model"
         )
 
     def _default(self, task: Task | None) -> str:
@@ -284,7 +301,7 @@ class Models:
             names = sorted(self._versions)
             if len(names) > 1:
                 raise InvalidInput(
-                    f"model is missing; served here: {', '.join(names)}", param="model"
+                    f"no served model is named; served here: {', '.join(names)}", param="model"
                 )
             if not names:
                 raise ModelNotFound("no model is served here", param="model")
@@ -300,8 +317,8 @@ class Models:
             raise InvalidInput(f"no model served here can {WORDS[task]}", param="model")
         if len(names) > 1:
             raise InvalidInput(
-                f"model is missing; {', '.join(names)} can {WORDS[task]}: send one of them, or"
-                f" set ADDNORM_DEFAULT_MODELS={task}={names[0]}",
+                f"no served model is named; {', '.join(names)} can {WORDS[task]}: send one of them,"
+                f" or set ADDNORM_DEFAULT_MODELS={task}={names[0]}",
                 param="model",
             )
         return names[0]

@@ -1,5 +1,5 @@
-"""The folders of bundles: `<root>/<name>/<version>/`, or `<version>/` in folders `<name>` that are
-given one by one. Reads no bundle."""
+"""The folders of bundles: `<root>/<name>/<version>/`, or folders `<name>` or
+`<name>/<version>` that are given one by one. Reads no bundle."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +26,9 @@ def listing(root: Root) -> Listing:
     paths, unreadable = list[Path](), dict[Path, str]()
     models = root if isinstance(root, tuple) else _folders(root, unreadable)
     for model in models:
-        if bundles.NAME.fullmatch(model.name):
+        if bundles.is_version(model) and isinstance(root, tuple):
+            paths.append(model)
+        elif bundles.NAME.fullmatch(model.name):
             paths += filter(bundles.is_version, _folders(model, unreadable))
     for path in paths:
         _folders(path, unreadable)

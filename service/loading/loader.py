@@ -18,7 +18,7 @@ from addnorm.service.engine.session import runs_in_words
 from addnorm.service.errors import StartupError
 from addnorm.service.loading import folders
 from addnorm.service.loading.known_answers import LENGTHS, compute, different, digests
-from addnorm.service.settings import Settings
+from addnorm.service.settings import EVERY, Settings
 
 log = logging.getLogger("addnorm")
 # The paddings for which the graph of a layout is batch-invariant. The server itself always pads on
@@ -60,13 +60,14 @@ def load(
             bundle.ref,
         )
     is_again = predecessor and predecessor.bundle.manifest_sha256 == bundle.manifest_sha256
+    precisions = settings.default_precision
     model = Model(
         bundle,
         token_budget=settings.token_budget,
         num_threads=settings.num_cores,
         max_run_bytes=settings.run_bytes if bundle.peak_bytes else 0,
         open_engine=engines(settings),
-        default_precision=settings.default_precision,
+        default_precision=precisions.get(bundle.manifest.name, precisions.get(EVERY)),
         answers_version=settings.answer_versions,
         statistics=predecessor.statistics if predecessor and is_again else None,
     )
@@ -166,4 +167,5 @@ def load_all(root: Root, settings: Settings) -> Models:
     defaults = {task: default_models[task] for task in WORDS if task in default_models}
     trusted_keys = settings.trusted_key_files
     models = [load(bundles.read(path, trusted_keys), settings) for path in bundle_folders.paths]
-    return Models(models, root, defaults, aliases, read_pins(settings.versions))
+    pins, any_name = read_pins(settings.versions), settings.any_model_name
+    return Models(models, root, defaults, aliases, pins, any_name)

@@ -72,8 +72,8 @@ class App:
                 allow_private_network=True,
                 expose_headers=[
                     "retry-after", "server-timing", "x-addnorm-fingerprint", "x-addnorm-ignored",
-                    "x-addnorm-scored", "x-addnorm-truncated", "x-addnorm-windows",
-                    "x-request-id",
+                    "x-addnorm-model", "x-addnorm-scored", "x-addnorm-truncated",
+                    "x-addnorm-windows", "x-request-id",
                 ],
             )  # fmt: skip
         self.in_flight = 0

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
@@ -89,7 +89,10 @@ def serve(bundles: Root, settings: Settings) -> None:
         settings = settings.model_copy(update={"socket": None, "host": host})
     check_address(settings, has_sockets=bool(handed_over))
     paths = vertex_routes()
-    logs.configure(settings.log_level)
+    is_text, level = logs.is_text(settings.log_format), settings.log_level
+    if is_text and "log_level" not in settings.model_fields_set:
+        level = "warning"  # `greeting` says the rest
+    logs.configure(level, settings.log_format)
     sys.setswitchinterval(SWITCH_S)
     memory.bound_heaps()
     models, settings = load_all(bundles, settings), limit_connections(settings)
@@ -176,6 +179,25 @@ def configure(service: Service, connection: type[Connection] = Connection) -> uv
     )
 
 
+def greeting(service: Service, listeners: Sequence[socket.socket]) -> str:
+    """What is served, where, and the page, in three lines."""
+    models = [
+        f"{model.name} ({' and '.join(model.bundle.tasks) or 'tensors'}, {model.default_precision})"
+        for model in service.models.defaults()
+    ]
+    address = next((sock for sock in listeners if sock.family != socket.AF_UNIX), None)
+    if address is None:
+        where = f"at the socket {service.settings.socket or listeners[0].getsockname()}"
+        return f"serving {', '.join(models)}\n{where}\nno page: set host and port for one"
+    host, port = address.getsockname()[:2]
+    host = "localhost" if host in (ANY_IPV4, ANY_IPV6) else f"[{host}]" if ":" in host else host
+    url = f"{'https' if service.certificate else 'http'}://{host}:{port}"
+    return (
+        f"serving {', '.join(models)}\nat {url}, for OpenAI's clients {url}/v1 (Ctrl+C ends it)\n"
+        f"with a page to try it, {url}/"
+    )
+
+
 class Server(uvicorn.Server):
     """uvicorn, but a signal drains first, the exit code is 0, and slow callers are cut off."""
 
@@ -218,6 +240,8 @@ class Server(uvicorn.Server):
             backlog=self.config.backlog,
         )
         self._listeners = [sock for server in self.servers for sock in server.sockets]
+        if logs.is_text(self._service.settings.log_format):
+            print(greeting(self._service, self._listeners), file=sys.stderr, flush=True)
         for address in [listener.getsockname() for listener in self._listeners]:
             if sockets:
                 log.info("running on the socket %s", address)

@@ -38,6 +38,7 @@ MAX_TIME_HEADER = "x-max-time-ms"
 FINGERPRINT_HEADER = "x-addnorm-fingerprint"
 WINDOWS_HEADER = "x-addnorm-windows"  # how many texts were read in that are longer, if any are
 TRUNCATED_HEADER = "x-addnorm-truncated"  # how many texts were cut, if any were
+MODEL_HEADER = "x-addnorm-model"  # what answers, where the request names a model that is not served
 IGNORED_HEADER = "x-addnorm-ignored"  # names of the body's fields that no body here has, if any
 
 
@@ -78,7 +79,7 @@ async def answer(
                 f"the answer has {num} bytes, the limit is {limit}"
                 " (ADDNORM_MAX_RESPONSE_BYTES): send less at once"
             )
-        extra_headers = _left_out(ask) if ask.cut or ask.ignored else {}
+        extra_headers = _changes(ask) if ask.cut or ask.ignored or ask.is_substitute else {}
         return reply._replace(headers={**reply.headers, **extra_headers})
     ask.encode = product
     if coding := wanted_coding(headers):
@@ -164,12 +165,12 @@ async def decode(route: Route, raw: RawRequest, ask: Ask, tools: Tools) -> Any:
 
 def headers_of(ask: Ask) -> dict[str, str]:
     """Headers of what computed the answer, how long each stage took, how many texts were scored,
-    and what was left out."""
+    and what was done otherwise than asked."""
     stages = (f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in ask.record.stages_s.items())
     fingerprint = ask.engine.fingerprint.digest
     headers = {FINGERPRINT_HEADER: fingerprint, "server-timing": ", ".join(stages)}
-    if ask.cut or ask.ignored:
-        headers |= _left_out(ask)
+    if ask.cut or ask.ignored or ask.is_substitute:
+        headers |= _changes(ask)
     if ask.num_windows:
         headers[WINDOWS_HEADER] = str(ask.num_windows)
     if ask.scored:
@@ -177,7 +178,9 @@ def headers_of(ask: Ask) -> dict[str, str]:
     return headers
 
 
-def _left_out(ask: Ask) -> dict[str, str]:
-    """Ends of texts, and fields."""
+def _changes(ask: Ask) -> dict[str, str]:
+    """Ends of texts and fields that were left out, and a model in place of the one named."""
     headers = {TRUNCATED_HEADER: str(len(ask.cut))} if ask.cut else {}
+    if ask.is_substitute:
+        headers[MODEL_HEADER] = ask.model.bundle.ref
     return headers | ({IGNORED_HEADER: header_value(ask.ignored)} if ask.ignored else {})

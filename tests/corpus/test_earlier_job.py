@@ -40,7 +40,7 @@ class SecondKilled(Parts):
 def embed(text_bundles: Path, tmp_path: Path) -> Embed:
     def embed(source: Path, out: str, *options: str, means: Means = MEANS) -> bytes:
         """Bytes of OUT."""
-        words = [str(source), str(tmp_path / out), "--bundle", str(text_bundles / TEXT_MODEL / "1")]
+        words = [str(source), str(tmp_path / out), "--model", str(text_bundles / TEXT_MODEL / "1")]
         embed_command.embed([*words, *options], means)
         return (tmp_path / out).read_bytes()
 
@@ -286,10 +286,11 @@ def test_of_other_options_nothing_is_kept_and_it_is_asked(
 
 
 def test_a_text_may_be_cut_by_the_later_job_alone(
-    embed: Embed, old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    embed: Embed, text_bundles: Path, old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Which rows were cut, the earlier file does not say."""
-    cut = ("--truncate", "--precision", "fp32")  # which is the default
+    # fp32 is the default
+    cut = ("--truncate", "--model", f"{text_bundles / TEXT_MODEL}@fp32")
     embed(tmp_path / "old.csv", "cut.parquet", *cut, "--from", str(old))
     assert "1,200 rows reused" in capsys.readouterr().out
     embed(tmp_path / "old.csv", "new.parquet", "--from", str(tmp_path / "cut.parquet"))

@@ -81,7 +81,7 @@ def embed(means: Means, text_bundles: Path, tmp_path: Path) -> Embed:
         source: Path, *options: str, bundle: Path = text_bundles / TEXT_MODEL / "1"
     ) -> pa.Table:
         out = tmp_path / "vectors.parquet"
-        embed_command.embed([str(source), str(out), "--bundle", str(bundle), *options], means)
+        embed_command.embed([str(source), str(out), "--model", str(bundle), *options], means)
         return pq.read_table(out)
 
     return embed
@@ -99,7 +99,7 @@ def refused(
     ) -> str:
         """What is printed."""
         out = str(tmp_path / "vectors.parquet")
-        words = [str(source), out, "--bundle", str(bundle), *options]
+        words = [str(source), out, "--model", str(bundle), *options]
         with pytest.raises(SystemExit) as ended:
             embed_command.embed(words, replace(means, parts=parts))
         assert ended.value.code == embed_command.NOT_DONE
@@ -177,7 +177,7 @@ def test_the_check_finds_equal_bits(
     report = source.with_name("report.json")
     checked = [str(source.with_name("vectors.parquet")), "--sample", "5000", "--json", str(report)]
     with pytest.raises(SystemExit) as ended:
-        command.check([*checked, "--bundle", str(text_bundles / TEXT_MODEL / "1")])
+        command.check([*checked, "--model", str(text_bundles / TEXT_MODEL / "1")])
     figures = json.loads(report.read_text())
     assert ended.value.code == command.EQUAL
     assert (figures["verdict"], figures["fingerprint"]["equal"]) == ("bit-equal", True)
@@ -189,7 +189,7 @@ def test_the_check_is_of_pooled_vectors(
     bundle = task_bundles / "masked-lm" / "1"
     embed(source, "--output", "sparse", bundle=bundle)
     with pytest.raises(SystemExit) as ended:
-        command.check([str(source.with_name("vectors.parquet")), "--bundle", str(bundle)])
+        command.check([str(source.with_name("vectors.parquet")), "--model", str(bundle)])
     assert ended.value.code == command.CANNOT_CHECK
     assert "has the output sparse: only the output pooled can be checked" in capsys.readouterr().err
 
@@ -505,7 +505,7 @@ def test_only_parquet_is_written(
     """It is said before IN or the bundle is opened."""
     out = out if "://" in out else str(tmp_path / out)
     with pytest.raises(SystemExit) as ended:
-        embed_command.embed([str(tmp_path / "texts.csv"), out, "--bundle", "none"], means)
+        embed_command.embed([str(tmp_path / "texts.csv"), out, "--model", "none"], means)
     assert ended.value.code == embed_command.NOT_DONE
     message = f"{out}: OUT is a Parquet file: its name must end in .parquet"
     assert capsys.readouterr().err == f"addnorm embed: {message}\n"
@@ -588,16 +588,17 @@ BAD_FILES: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
     "cannot make sparse vectors": ("csv", b"text\na\n", ("--output", "sparse")),
     "needs --output scores": ("csv", b"text\na\n", ("--second-text-column", "text")),
     "has no such prompt": ("csv", b"text\na\n", ("--prompt-name", "query")),
-    "has fp32": ("csv", b"text\na\n", ("--precision", "int8")),
+    "has fp32, not int8": ("csv", b"text\na\n", ("--model", "{bundle}@int8")),
     "dimensions is 33": ("csv", b"text\na\n", ("--dimensions", "33")),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("words", BAD_FILES)
 def test_a_bad_file_or_option_is_named(
-    refused: Callable[..., str], tmp_path: Path, words: str
+    refused: Callable[..., str], text_bundles: Path, tmp_path: Path, words: str
 ) -> None:
-    suffix, content, options = BAD_FILES[words]
+    suffix, content, option_forms = BAD_FILES[words]
+    options = [form.format(bundle=text_bundles / TEXT_MODEL) for form in option_forms]
     (source := tmp_path / f"texts.{suffix}").write_bytes(content)
     assert words in refused(source, *options)
     assert not (tmp_path / "vectors.parquet").exists()
@@ -651,7 +652,7 @@ def test_equal_texts_are_computed_once(text_bundles: Path, tmp_path: Path) -> No
         return service
 
     out, bundle = tmp_path / "vectors.parquet", text_bundles / TEXT_MODEL / "1"
-    embed_command.embed([str(source), str(out), "--bundle", str(bundle)], Means(counted))
+    embed_command.embed([str(source), str(out), "--model", str(bundle)], Means(counted))
     vectors = pq.read_table(out).column("vector").to_pylist()
     assert sum(computed) == 2
     assert vectors[0::2] == vectors[:1] * 200

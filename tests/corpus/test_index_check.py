@@ -62,8 +62,8 @@ def check(text_url: str, texts: list[str], tmp_path: Path) -> Check:
         if fingerprint:
             table = table.replace_schema_metadata({METADATA_KEY: fingerprint})
         pq.write_table(table, file, row_group_size=8)
-        if "--bundle" not in options:
-            options = ("--url", text_url, "--model", TEXT_MODEL, *options)
+        if "--model" not in options:
+            options = ("--model", f"{text_url}#{TEXT_MODEL}", *options)
         with pytest.raises(SystemExit) as ended:
             command.check([str(file), "--json", str(report), *options])
         figures: dict[str, Any] = json.loads(report.read_text())
@@ -87,7 +87,7 @@ def test_the_servers_own_vectors_are_bit_equal(
 def test_a_bundle_gives_them_without_a_server(
     vectors: Array, text_bundles: Path, check: Check
 ) -> None:
-    bundle = ("--bundle", str(text_bundles / TEXT_MODEL / "1"))
+    bundle = ("--model", str(text_bundles / TEXT_MODEL / "1"))
     figures = check(vectors.tolist(), *bundle)  # lists of any size
     assert (figures["verdict"], figures["exit_code"]) == ("bit-equal", 0)
     assert figures["fingerprint"]["stored"] is None
@@ -136,7 +136,7 @@ def test_vectors_of_zeros_are_told(
 
 def test_vectors_of_another_model_are_told(task_url: str, vectors: Array, check: Check) -> None:
     same_width = ("--dimensions", str(vectors.shape[1]))
-    figures = check(vectors, "--url", task_url, "--model", "embedder", *same_width)
+    figures = check(vectors, "--model", f"{task_url}#embedder", *same_width)
     assert (figures["verdict"], figures["exit_code"]) == ("other vectors", 1)
     assert figures["figures"]["neighbours_shared"] < 0.9
 
@@ -192,7 +192,7 @@ def test_a_bare_digest_of_another_precision_names_it() -> None:
     served = Embedded(vectors, "m", Recorded("a", parts["a"]), parts)
     text = report(Sample(rows, ["a", "b"], vectors), served, Recorded("b", None))
     assert str(text.fingerprints).startswith("differs in precision (stored int8, now fp32); ")
-    assert str(text.fingerprints).endswith(": use --precision int8")
+    assert str(text.fingerprints).endswith(": write @int8 behind the model")
 
 
 def test_a_prompt_and_cut_dimensions_are_options(
@@ -201,7 +201,7 @@ def test_a_prompt_and_cut_dimensions_are_options(
     body = {"model": "embedder", "input": texts, "prompt_name": "query", "dimensions": 5}
     data = task_client.post("/v1/embeddings", json=body).json()["data"]
     stored = np.array([entry["embedding"] for entry in data], np.float32)
-    options = ("--url", task_url, "--model", "embedder", "--dimensions", "5")
+    options = ("--model", f"{task_url}#embedder", "--dimensions", "5")
     assert check(stored, *options, "--prompt-name", "query")["verdict"] == "bit-equal"
     assert check(stored, *options)["verdict"] != "bit-equal"
 
@@ -227,7 +227,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     with pytest.raises(SystemExit) as ended:
         command.check(arguments)
     assert ended.value.code == 2
-    *_, line = capsys.readouterr().err.splitlines()
+    *_, line = capsys.readouterr().err.partition("\n`addnorm check --help`")[0].splitlines()
     assert line.startswith("addnorm check: ")
     return line
 
@@ -270,7 +270,7 @@ def test_a_file_that_does_not_fit_is_refused_in_one_line(
     column_values = {"text": ["a", "b"], "vector": [[1.0], [2.0]]} | columns
     table = pa.table({name: column for name, column in column_values.items() if column is not None})
     pq.write_table(table, tmp_path / "v.parquet")
-    options = (str(tmp_path / "v.parquet"), "--url", text_url, "--model", TEXT_MODEL)
+    options = (str(tmp_path / "v.parquet"), "--model", f"{text_url}#{TEXT_MODEL}")
     assert message in refusal(capsys, *options)
 
 
@@ -293,7 +293,7 @@ def test_odd_metadata_is_told_in_one_line_or_ignored(
 ) -> None:
     table = pa.table({"text": ["a"], "vector": [[1.0]]}).replace_schema_metadata({PLAN_KEY: job})
     pq.write_table(table, tmp_path / "v.parquet")
-    options = (str(tmp_path / "v.parquet"), "--url", text_url, "--model", "none")
+    options = (str(tmp_path / "v.parquet"), "--model", f"{text_url}#none")
     assert JOBS[job] in refusal(capsys, *options)
 
 
@@ -304,27 +304,30 @@ def test_what_cannot_be_checked_is_said_in_one_line(
     file = str(tmp_path / "vectors.parquet")
     (tmp_path / "text").write_text("a,b\n")
     for arguments, message in (
-        ([str(tmp_path / "none"), "--url", text_url], "No such file"),
-        ([str(tmp_path), "--url", text_url], "is a folder: give one of its Parquet files"),
-        ([str(tmp_path / "text"), "--url", text_url], "cannot be read as a Parquet file"),
-        ([file, "--url", "http://127.0.0.1:9"], "does not answer"),
-        ([file, "--url", text_url, "--model", "none"], "'none' is not served here"),
-        ([file, "--url", text_url, "--model", "notebook"], "texts"),
-        ([file, "--url", text_url, "--model", TEXT_MODEL, "--precision", "int8"], "has fp32"),
-        ([file, "--url", text_url, "--fingerprint", "abc"], "--fingerprint: 'abc' is no"),
-        ([file, "--bundle", str(tmp_path)], "a bundle is a folder <name>/<version>, such as"),
-        ([file, "--bundle", "a" * 300], "File name too long"),
-        ([file, "--bundle", "none"], "bundle none: the folder does not exist"),
-        ([file, "--bundle", "none", "--api-key-env", "HOME"], "applies to a server only"),
-        ([file, "--url", "localhost:9301"], "localhost:9301: write http:// or https:// before"),
-        ([file, "--url", text_url, "--sample", "abc"], "'abc' is not a whole number above 0"),
-        # before anything is read
-        (["none", "--url", text_url, "--json", str(tmp_path)], "is a folder: give a file"),
+        ([str(tmp_path / "none"), "--model", text_url], "No such file"),
+        ([str(tmp_path), "--model", text_url], "is a folder: give one of its Parquet files"),
+        ([str(tmp_path / "text"), "--model", text_url], "cannot be read as a Parquet file"),
+        ([file, "--model", "http://127.0.0.1:9"], "does not answer"),
+        ([file, "--model", f"{text_url}#none"], "'none' is not served here"),
+        ([file, "--model", f"{text_url}#notebook"], "texts"),
+        ([file, "--model", f"{text_url}#{TEXT_MODEL}@int8"], "has fp32"),
+        ([file, "--model", text_url, "--fingerprint", "abc"], "--fingerprint: 'abc' is no"),
+        ([file, "--model", str(tmp_path)], "there is no model"),
+        ([file, "--model", "a" * 300], "File name too long"),
         (
-            ["none", "--url", text_url, "--json", "none/a"],
+            [file, "--model", "none"],
+            "there is no model 'none': give ORG/NAME of the hub, the folder",
+        ),
+        ([file, "--model", "none", "--api-key-env", "HOME"], "applies to a server only"),
+        ([file, "--model", "ftp://localhost"], "ftp://localhost is not the address of a server"),
+        ([file, "--model", text_url, "--sample", "abc"], "'abc' is not a whole number above 0"),
+        # before anything is read
+        (["none", "--model", text_url, "--json", str(tmp_path)], "is a folder: give a file"),
+        (
+            ["none", "--model", text_url, "--json", "none/a"],
             "--json none/a: the folder none does not exist",
         ),
-        (["none", "--url", text_url, "--api-key-env", "NO_SUCH"], "NO_SUCH is not set"),
-        (["a" * 300 + ".parquet", "--url", text_url], "File name too long"),
+        (["none", "--model", text_url, "--api-key-env", "NO_SUCH"], "NO_SUCH is not set"),
+        (["a" * 300 + ".parquet", "--model", text_url], "File name too long"),
     ):
         assert message in refusal(capsys, *arguments), arguments

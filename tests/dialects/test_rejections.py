@@ -98,14 +98,14 @@ def unknown_prompts(field: str) -> list[Any]:
 # fmt: off
 TABLES: list[tuple[Any, str, dict[str, Any], list[Any]]] = [
     (OPENAI, "/v1/infer", {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]]}, [
-        ({"model": None}, "model", "model is missing; served here: all-minilm-l6-v2"),
+        ({"model": None}, "model", "no served model is named; served here: all-minilm-l6-v2"),
         ({"model": "bert"}, "model", "model 'bert' is not served here", 404),
         ({"model": "notebook/7"}, "model", "...no version '7': it has 1", 404),
         ({"model": "notebook/latest"}, "model", "...no version 'latest'", 404),
         ({"model": "../../etc/passwd"}, "model", "...is not served here", 404),
         ({"model": "notebook/01"}, "model", "...no version '01'", 404),
         ({"model": "notebook/../1"}, "model", "...no version '../1'", 404),
-        ({"model": ""}, "model", "model is missing"),
+        ({"model": ""}, "model", "no served model is named"),
         ({"model": "notebook\x00"}, "model", "...is not served here", 404),
         ({"input_ids": None}, "input_ids", "input_ids is missing: send token ids, or texts"),
         ({"input_ids": [1, 2]}, "input_ids", "input_ids[0]: Input should be a valid list, got 1"),

@@ -133,6 +133,66 @@ def test_a_wrong_name_is_told_whole(client: httpx.Client, name: str) -> None:
         assert f"model '{name}' is not served here; served are: embedder, reranker" in answer.text
 
 
+@pytest.fixture(scope="module")
+def lenient(root: Path) -> Iterator[httpx.Client]:
+    """Takes every name of a model."""
+    with client_of(inference_of(root, any_model_name=True)) as client:
+        yield client
+
+
+def test_the_placeholder_of_tei_names_no_model(client: httpx.Client) -> None:
+    body = {"model": "text-embeddings-inference", "input": TEXT}
+    answer = client.post("/v1/embeddings", json=body)
+    assert answer.json()["data"][0]["embedding"] == vector(client, "embedder")
+    assert "x-addnorm-model" not in answer.headers
+    assert client.get(f"/v1/models/{body['model']}").status_code == 404
+
+
+def test_an_unknown_name_is_told_the_way_on(client: httpx.Client) -> None:
+    answer = client.post("/v1/embeddings", json={"model": "gpt", "input": TEXT})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (
+        404,
+        "model 'gpt' is not served here; served are: embedder, reranker, "
+        + ", ".join(ALIASES)
+        + "; for clients whose name cannot be changed, set ADDNORM_ALIASES, or"
+        " ADDNORM_ANY_MODEL_NAME=true",
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "ref"),
+    [
+        ("/v1/embeddings", {"input": TEXT}, "embedder/1"),
+        ("/openai/deployments/gpt/embeddings", {"input": TEXT}, "embedder/1"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}, "reranker/1"),
+    ],
+)
+def test_a_setting_takes_every_name_and_a_header_tells_the_model(
+    lenient: httpx.Client, path: str, body: dict[str, Any], ref: str
+) -> None:
+    named, other = (
+        lenient.post(path, json={**body, "model": name}) for name in (ref, "BAAI/gpt:4")
+    )
+    assert (other.status_code, other.headers["x-addnorm-model"]) == (200, ref)
+    assert {**other.json(), "created": 0, "id": ""} == {**named.json(), "created": 0, "id": ""}
+    if "deployments" not in path:  # there the name stands in the path
+        assert "x-addnorm-model" not in named.headers
+
+
+def test_a_setting_that_takes_every_name_guesses_no_version_prompt_or_task(
+    lenient: httpx.Client,
+) -> None:
+    for name in ("embedder/7", "embedder:nobody"):
+        answer = lenient.post("/v1/embeddings", json={"model": name, "input": TEXT})
+        assert answer.status_code == 404, answer.text
+    assert lenient.get("/v1/models/gpt").status_code == 404
+    several = lenient.post("/v1/infer", json={"model": "gpt", "texts": [TEXT]})
+    assert several.status_code == 400
+    assert "embedder, reranker" in several.text
+    told = lenient.post("/v1/tokenize", json={"model": "reranker", "texts": [TEXT]})
+    assert "x-addnorm-model" not in told.headers
+
+
 def test_a_prompt_has_no_meaning_where_pairs_are_scored(client: httpx.Client) -> None:
     body = {"query": "a", "documents": ["b"]}
     assert client.post("/v1/rerank", json={**body, "model": "judge:latest"}).status_code == 200
@@ -176,7 +236,9 @@ def test_the_setting_is_written_with_commas() -> None:
 
 def test_the_default_precision_is_a_setting(notebook_in_fp16: Bundle) -> None:
     root = notebook_in_fp16.path.parent.parent
-    for default, expected in (("fp16", "fp16"), ("int8", "fp32"), (None, "fp32")):
-        models = load_all(root, Settings(default_precision=default, worker_threads=1))
+    of_this = "int8,notebook=fp16"
+    for default, expected in (("fp16", "fp16"), ("int8", "fp32"), ("", "fp32"), (of_this, "fp16")):
+        settings = Settings.model_validate({"default_precision": default, "worker_threads": 1})
+        models = load_all(root, settings)
         model, precision = models.find(None), models.find(None).default_precision
         assert (precision, model.engine(None)) == (expected, model.engines[expected])

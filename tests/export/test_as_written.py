@@ -78,7 +78,7 @@ def test_an_embedder_of_a_family_without_a_table_answers_as_its_library(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, out = embedder(tmp_path / "own-family"), tmp_path / "bundles"
-    command.export(["--checkpoint", str(folder), "--check"])
+    command.export([str(folder), "--check"])
     printed = capsys.readouterr().out
     assert "model_type 'mistral' is not supported" in printed
     assert "served as its authors wrote it: not one of our own graphs" in printed
@@ -149,11 +149,8 @@ def long_texts_are_rejected_for_their_memory(bundle: bundles.Bundle, out: Path) 
 def test_labels_of_a_folder_are_served(
     tmp_path: Path, kind: Callable[[Any], PreTrainedModel], tasks: tuple[str, ...]
 ) -> None:
-    folder, precisions = (
-        classifier(kind, tmp_path / "labelled", LARGE),
-        ["--precision", "fp32,int8"],
-    )
-    bundle = exported(folder, tmp_path / "bundles", *precisions)
+    folder = classifier(kind, tmp_path / "labelled", LARGE)
+    bundle = exported(folder, tmp_path / "bundles", precision="fp32,int8")
     assert bundle.tasks == tasks
     assert bundle.manifest.labels == tuple(LABELS.values())
     assert {split.partition(" ")[0] for split in bundle.compared_with["texts"]} == {*tasks}
@@ -372,7 +369,7 @@ def in_int8(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bundles.Bun
     folder, lines = embedder(place / "large", LARGE), place / "lines.txt"
     lines.write_text("".join(f"{text} {number}\n" for text in TEXTS for number in range(15)))
     recall = ["--texts", str(lines), "--keep-recall", "0.5"]
-    return folder, exported(folder, place / "bundles", "--precision", "fp32,int8", *recall)
+    return folder, exported(folder, place / "bundles", *recall, precision="fp32,int8")
 
 
 def test_int8_of_an_authors_graph_is_near_its_library_and_the_same_in_company(

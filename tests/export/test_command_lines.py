@@ -20,7 +20,7 @@ def nothing():
     return 3
 """
 MODULE, PRESET = "--module mine:make", "--preset notebook"
-CHECKPOINT = "--checkpoint {texts}"
+CHECKPOINT = "{texts}"
 ROWS = [
     (f"{PRESET} --name ../x", "name '../x'"),
     (f"{PRESET} --version 1", "version 1 of notebook: it already exists"),
@@ -40,8 +40,13 @@ ROWS = [
     (f"{PRESET} --sentence-embedding", "--sentence-embedding needs --as onnx"),
     # the notebook's largest weight is 16 x 64
     (f"{PRESET} --name own --precision int8", "int8 does not pay"),
-    ("--checkpoint nowhere", "there is no folder nowhere"),
-    ("--checkpoint nowhere --check", "there is no folder nowhere"),
+    ("nowhere", "there is no folder nowhere"),
+    ("nowhere@int8 --check", "there is no folder nowhere"),
+    (f"{CHECKPOINT} --precision int8", "--precision is for presets and modules: .* NAME@fp32,int8"),
+    (
+        "bundles/notebook/1@int8",
+        "holds a bundle, not a checkpoint: .*addnorm serve bundles/notebook/1",
+    ),
     (f"{CHECKPOINT} --check --ignore encoder", "weights do not fit: missing"),
     *(
         (f"{CHECKPOINT} --max-length={length}", f"--max-length is {length}, but must be 3 to 16")

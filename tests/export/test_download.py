@@ -151,7 +151,7 @@ import json, sys
 from addnorm.export import command
 from addnorm.export.opening import Checkpoint, checkpoint_of
 from addnorm.export.wishes import NO_WISHES
-command.export(["--checkpoint", "org/tiny", "--check"])
+command.export(["org/tiny", "--check"])
 with Checkpoint("org/tiny").packed(NO_WISHES) as source:
     pass
 names = ("org/tiny", sys.argv[1])

@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_check_says_what_a_checkpoint_is_and_writes_nothing(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    export(["--checkpoint", str(folder), "--check", "--out", str(tmp_path / "bundles")])
+    export([str(folder), "--check", "--out", str(tmp_path / "bundles")])
     program = f"transformers.BertForTokenClassification {transformers.__version__}"
     assert capsys.readouterr().out == SHOWN.format(folder=folder, program=program)
     assert not (tmp_path / "bundles").exists()
@@ -73,7 +73,7 @@ def test_check_refuses_weights_that_cannot_be_served(folder: Path, tmp_path: Pat
     save_file(weights, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     with pytest.raises(SystemExit, match=r"heads\.logits\.linear\.bias\[3\] is nan"):
-        export(["--checkpoint", str(tmp_path), "--check"])
+        export([str(tmp_path), "--check"])
 
 
 @pytest.mark.parametrize("name", ["../x", "a b", "x" * 129])
@@ -89,7 +89,7 @@ def test_check_refuses_names_that_no_bundle_has(
     elif form == "onnx":
         options = ["--as", "onnx", "--out", str(tmp_path / name)]
     with pytest.raises(SystemExit, match=r"name '.*': at most 128 letters, digits"):
-        export(["--checkpoint", str(where), "--check", *options])
+        export([str(where), "--check", *options])
 
 
 def test_a_head_that_the_weights_lack_is_said_to_be_missing(folder: Path, tmp_path: Path) -> None:
@@ -100,14 +100,14 @@ def test_a_head_that_the_weights_lack_is_said_to_be_missing(folder: Path, tmp_pa
     save_file(weights, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     with pytest.raises(SystemExit, match=r"missing: classifier\.bias, classifier\.weight\. Nor"):
-        export(["--checkpoint", str(tmp_path), "--check"])
+        export([str(tmp_path), "--check"])
 
 
 def test_an_export_needs_a_place_to_write_to(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        export(["--checkpoint", str(folder)])
+        export([str(folder)])
     assert "--out is required" in capsys.readouterr().err
 
 

@@ -220,4 +220,4 @@ def test_other_routers_are_refused_by_name(
     fields = json.loads((root / "free" / "router_config.json").read_text())
     tell(folder, "router_config.json", **{**fields, **changed})
     with pytest.raises(SystemExit, match=words):
-        command.export(["--checkpoint", str(folder), "--check"])
+        command.export([str(folder), "--check"])

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from addnorm.export import kept
-from addnorm.service.command import hold, serve, where_kept
 from addnorm.service.engine.files import sha256
 from addnorm.service.errors import StartupError
+from addnorm.service.loading.addresses import hold, where_kept
 from tests.support import web
 from tests.support.hub import COMMIT, REPOSITORY, hub
 from tests.support.process import Process
@@ -30,7 +30,7 @@ class Exporter:
 
     def __call__(self, words: Sequence[str]) -> None:
         self.commands.append([*words])
-        checkpoint = words[words.index("--checkpoint") + 1]
+        checkpoint = words[0].rpartition("@")[0]
         name = checkpoint.rpartition("/")[2].partition("@")[0]
         place = Path(words[words.index("--out") + 1]) / name
         self.meanwhile()
@@ -263,14 +263,8 @@ def test_a_bundle_is_not_taken_for_a_checkpoint(tmp_path: Path) -> None:
     (other / "manifest.json").write_text("{}")
     assert kept.bundle_of(str(other.parent), "fp32", tmp_path / "kept", Exporter())
     for folder in (bundle, *bundle.parents[:2]):
-        with pytest.raises(StartupError, match=f"a bundle, not.*--bundles {tmp_path / 'bundles'}"):
+        with pytest.raises(StartupError, match=f"a bundle, not.*`addnorm serve {bundle}"):
             kept.bundle_of(str(folder), "fp32", tmp_path / "kept", Exporter())
-
-
-def test_a_precision_is_of_models_that_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        serve(["--bundles", "bundles", "--precision", "int8"])
-    assert "--precision applies only to models on the command line" in capsys.readouterr().err
 
 
 def test_who_has_no_home_is_told_what_to_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,9 +98,7 @@ def test_vectors_are_pooled_and_normalized_inside(exported: Path, name: str) -> 
 
 
 def test_it_is_a_checkpoint_with_the_same_fingerprint(exported: Path, tmp_path: Path) -> None:
-    command.export([
-        f"{exported}", "--precision", "fp32,int8", "--out", f"{tmp_path}",
-    ])  # fmt: skip
+    command.export([f"{exported}@fp32,int8", "--out", f"{tmp_path}"])
     certificate, again = (
         json.loads((folder / "certificate.json").read_text())
         for folder in (exported, tmp_path / "mine" / "1")

@@ -99,7 +99,7 @@ def test_a_program_that_fails_on_token_ids_is_named(tmp_path: Path) -> None:
 def test_a_file_of_texts_is_part_of_the_certificate(text_checkpoint: Path, tmp_path: Path) -> None:
     file, out = tmp_path / "texts.txt", tmp_path / "out"
     file.write_text("a text\nthe same\ttext\n\n")
-    named = ["--checkpoint", str(text_checkpoint), "--texts", str(file)]
+    named = [str(text_checkpoint), "--texts", str(file)]
     command.export([*named, "--out", str(out), "--name", "own"])
     certificate = bundles.read(out / "own" / "1").certificate
     assert certificate
@@ -117,7 +117,7 @@ def test_a_file_of_texts_is_part_of_the_certificate(text_checkpoint: Path, tmp_p
 def test_a_server_may_refuse_what_was_compared_with_our_own_reading(
     text_checkpoint: Path, tmp_path: Path
 ) -> None:
-    named = ["--checkpoint", str(text_checkpoint)]
+    named = [str(text_checkpoint)]
     options = ["--reference", "none", "--name", "own", "--out", str(tmp_path)]
     command.export([*named, *options])
     bundle = bundles.read(tmp_path / "own" / "1")
@@ -157,7 +157,7 @@ import sys
 from addnorm.export import command
 for folder in sys.argv[1:]:
     try:
-        command.export(["--checkpoint", folder, "--check", "--trust-remote-code"])
+        command.export([folder, "--check", "--trust-remote-code"])
         print("ENDED well")
     except SystemExit as ended:
         print("ENDED", ended)

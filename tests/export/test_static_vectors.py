@@ -130,10 +130,10 @@ def test_what_no_table_has_is_refused_by_name(
 ) -> None:
     def refused(folder: Path, words: str, *options: str) -> None:
         with pytest.raises(SystemExit, match=words):
-            command.export(["--checkpoint", str(folder), "--out", str(tmp_path / "out"), *options])
+            command.export([str(folder), "--out", str(tmp_path / "out"), *options])
 
     plain = static(tmp_path / "plain")
-    refused(plain, "static vectors have a table and no products: fp32", "--precision", "int8")
+    refused(Path(f"{plain}@int8"), "static vectors have a table and no products: fp32")
     refused(plain, "--lens has no effect for static vectors", "--lens")
     dense = static(tmp_path / "dense", Dense(WIDTH, 8))
     refused(dense, "Dense is not supported: Normalize is served after StaticEmbedding")

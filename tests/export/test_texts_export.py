@@ -64,14 +64,14 @@ def test_an_export_says_why_a_model_takes_no_texts(
     break_it, words = WITHOUT[case]
     break_it(folder)
     options = ["--reference", "none"] if case == "no tokenizer" else []
-    command.export(["--checkpoint", str(folder), "--check", *options])
+    command.export([str(folder), "--check", *options])
     assert f"texts: no, because {words}" in capsys.readouterr().out
 
 
 def test_max_length_bounds_ids_where_a_model_takes_no_texts(folder: Path, tmp_path: Path) -> None:
     (folder / "tokenizer.json").unlink()
     options = ["--max-length", "9", "--reference", "none"]
-    command.export(["--checkpoint", str(folder), "--out", str(tmp_path / "out"), *options])
+    command.export([str(folder), "--out", str(tmp_path / "out"), *options])
     bundle = bundles.read(tmp_path / "out" / "mine" / "1")
     assert bundle.manifest.limits.max_positions == 9
     assert bundles.TOKENIZER not in bundle.manifest.files
@@ -91,15 +91,13 @@ def test_a_broken_file_ends_the_export_with_its_name(
 ) -> None:
     (folder / file).write_text(content)
     with pytest.raises(SystemExit, match=re.escape(f"{folder / file}")):
-        command.export(["--checkpoint", str(folder), "--out", str(tmp_path / "out")])
+        command.export([str(folder), "--out", str(tmp_path / "out")])
 
 
 def test_max_length_sets_another_limit_which_verify_knows(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command.export(
-        ["--checkpoint", str(folder), "--out", str(tmp_path / "out"), "--max-length", "7"]
-    )
+    command.export([str(folder), "--out", str(tmp_path / "out"), "--max-length", "7"])
     shown = capsys.readouterr().out
     assert "texts: yes, up to 7 tokens (--max-length)" in shown
     assert "texts cut to 7" in shown

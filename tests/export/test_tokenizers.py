@@ -278,7 +278,7 @@ def test_the_file_as_it_is_written_is_what_the_manifest_says(
 ) -> None:
     folder = checkpoint(tmp_path / "mine")
     of_words().save(str(folder / "tokenizer.json"))
-    command.export(["--checkpoint", str(folder), "--check", "--tokenizer-as-written"])
+    command.export([str(folder), "--check", "--tokenizer-as-written"])
     assert "tokenizer: the folder's file as it is written" in capsys.readouterr().out
     by_class = sources.checkpoint(folder)
     written = sources.checkpoint(folder, Wishes(tokenizer_as_written=True))

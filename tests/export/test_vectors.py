@@ -107,12 +107,12 @@ def test_tensors_have_the_bits_of_json(client: httpx.Client) -> None:
 def test_a_load_of_what_the_model_takes_is_compared(
     client: httpx.Client, folder: Path, capsys: pytest.CaptureFixture[str], name: str, of: str
 ) -> None:
-    words = ["--url", str(client.base_url), "--warm-up", "0", "--seconds", "60"]
+    words = ["--warm-up", "0", "--seconds", "60"]
     words += ["--unique", "--requests", "20"]  # after which it ends
-    command.load(["--bundle", str(folder / name / "1"), "--model", name, *words])
+    command.load(["run", str(folder / name), "--url", str(client.base_url), *words])
     assert "| num_answers | 20 |" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="400"):
-        command.load(["--bundle", str(folder / name / "1"), "--model", of, *words])
+        command.load(["run", str(folder / name), "--url", f"{client.base_url}#{of}", *words])
 
 
 @pytest.mark.parametrize("raw", [True, False])

@@ -1,4 +1,4 @@
-"""`addnorm load --beside`: two servers get the same texts in turn."""
+"""`addnorm load beside`: two servers get the same texts in turn."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def exact(body: bytes) -> tuple[int, bytes]:
 
 def of_its_batch(body: bytes) -> tuple[int, bytes]:
     """A vector that changes with the longest text beside it, as one scale for a batch does."""
-    assert json.loads(body)["model"] == "there"
+    assert (json.loads(body)["model"], json.loads(body)["precision"]) == ("there", "int8")
     texts = json.loads(body)["input"]
     scale = max(map(len, texts))
     data = [{"index": at, "embedding": [len(text), scale]} for at, text in enumerate(texts)]
@@ -39,9 +39,9 @@ def test_speed_bits_and_vectors_of_both_are_told(
 ) -> None:
     paths = set[str]()
     with fake_server(exact, paths=paths) as one, fake_server(of_its_batch, paths=paths) as other:
-        words = ["--url", f"http://127.0.0.1:{one.port}", "--model", "here", "--texts", "3"]
-        words += ["--beside", f"http://127.0.0.1:{other.port}/v3", "--beside-model", "there"]
-        command.load([*words, "--texts-file", str(file), "--seconds", "0.1"])
+        sides = [f"http://127.0.0.1:{one.port}", f"http://127.0.0.1:{other.port}/v3#there@int8"]
+        options = ["--texts-file", str(file), "--seconds", "0.1", "--texts", "3"]
+        command.load(["beside", *sides, *options])
     output = capsys.readouterr().out
     assert paths == {"/v1/embeddings", "/v3/embeddings"}
     assert f"0 of {NUM_TEXTS} texts change their bits" in output
@@ -65,6 +65,6 @@ def test_what_does_not_answer_ends_it_in_one_line(
     file: Path, status: int, answer: bytes, said: str
 ) -> None:
     with fake_server(exact) as one, fake_server(lambda _: (status, answer)) as other:
-        words = ["--url", f"http://127.0.0.1:{one.port}", "--texts-file", str(file)]
+        sides = [f"http://127.0.0.1:{server.port}" for server in (one, other)]
         with pytest.raises(SystemExit, match=f"/v1/embeddings: {said}"):
-            command.load([*words, "--beside", f"http://127.0.0.1:{other.port}"])
+            command.load(["beside", *sides, "--texts-file", str(file)])

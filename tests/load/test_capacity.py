@@ -1,4 +1,4 @@
-"""`addnorm load --target`: what it says of what was measured."""
+"""`addnorm load hold`: what it says of what was measured."""
 
 import math
 
@@ -61,7 +61,7 @@ def test_a_server_is_measured_and_computes_every_request(serve: Serve) -> None:
         counted = samples(get(f"{url}/metrics").text)
         held = [count for (name, _), count in counted.items() if name == "addnorm_cache_hits_total"]
         assert sum(held) == 0
-        with pytest.raises(ValueError, match="--model must be one of gpt, notebook"):
+        with pytest.raises(ValueError, match="NAME must be one of gpt, notebook"):
             served_limits(server, None)
 
 
@@ -69,9 +69,9 @@ def test_a_command_without_a_model_to_ask_ends_in_one_line() -> None:
     models = orjson.dumps({"data": [{"id": name, "limits": {}} for name in ("a", "b")]})
     with (
         fake_server(lambda _: (200, models)) as server,
-        pytest.raises(SystemExit, match="--model must be one of a, b"),
+        pytest.raises(SystemExit, match="NAME must be one of a, b"),
     ):
-        command.load(["--url", f"http://127.0.0.1:{server.port}", "--target", "5"])
+        command.load(["hold", f"http://127.0.0.1:{server.port}", "--target", "5"])
 
 
 class Machine(Subject):

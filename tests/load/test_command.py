@@ -7,51 +7,47 @@ from pathlib import Path
 
 import pytest
 
-from addnorm.load import command
+from addnorm.load import command, options, stream
 from tests.support.fake_server import fake_server
 
-FINITE, OR_0 = "must be a finite number above 0, not", "must be a finite number, 0 or more, not"
-OPTIONS = [  # beside --bundle; what is printed
-    ("--rate -1", f"--rate: {FINITE} -1"),
-    ("--seconds nan", f"--seconds: {FINITE} nan"),
-    ("--seconds inf", f"--seconds: {FINITE} inf"),
-    ("--rate x", "--rate: invalid float value: 'x'"),
-    ("--warm-up nan", f"--warm-up: {OR_0} nan"),
-    ("--warm-up -1", f"--warm-up: {OR_0} -1"),
-    ("--concurrency 0", "--concurrency: must be at least 1, not 0"),
-    ("--concurrency x", "--concurrency: invalid int value: 'x'"),
-    ("--zipf 1 --unique", "give one of them"),
-    ("--distinct 9", "--distinct needs --zipf"),
-    ("--requests 9", "--requests needs --zipf or --unique"),
-    ("--zipf -1", "finite and at least 0, not -1.0"),
-    ("--zipf nan", "finite and at least 0, not nan"),
-    ("--zipf 1 --profile big", "choose another"),
-    ("--zipf 1 --distinct 10000", "10,000 are needed"),
-    ("--unique --requests 0", "must be at least 1, not 0"),
-    ("--texts 3", "--texts needs --target or --beside"),
-    ("--texts-file x", "--texts-file needs --beside"),
-    ("--beside http://x --rate 3", "--rate cannot be used with --beside"),
-    ("--beside http://x --precision int8", "--precision cannot be used with --beside"),
-    ("--beside http://x --target 3", "give one of them"),
-    ("--target 5", "--bundle cannot be used with --target"),
-]
-ALONE = [
-    ("", "give --bundle, --target or --beside"),
-    ("--target 5 --seconds 3", "--seconds cannot be used with --target"),
+FINITE, OR_0 = "is not a finite number above 0", "is not a finite number, 0 or more"
+OPTIONS = [  # of a command; what is printed
+    ("run {0} --rate -1", f"--rate: '-1' {FINITE}"),
+    ("run {0} --seconds nan", f"--seconds: 'nan' {FINITE}"),
+    ("run {0} --seconds inf", f"--seconds: 'inf' {FINITE}"),
+    ("run {0} --rate x", f"--rate: 'x' {FINITE}"),
+    ("run {0} --warm-up nan", f"--warm-up: 'nan' {OR_0}"),
+    ("run {0} --warm-up -1", f"--warm-up: '-1' {OR_0}"),
+    ("run {0} --concurrency 0", "--concurrency: '0' is not a whole number above 0"),
+    ("run {0} --concurrency x", "--concurrency: 'x' is not a whole number above 0"),
+    ("run {0} --zipf 1 --unique", "--unique: not allowed with argument --zipf"),
+    ("run {0} --distinct 9", "--distinct needs --zipf"),
+    ("run {0} --requests 9", "--requests needs --zipf or --unique"),
+    ("run {0} --zipf -1", "finite and at least 0, not -1.0"),
+    ("run {0} --zipf nan", "finite and at least 0, not nan"),
+    ("run {0} --zipf 1 --profile big", "choose another"),
+    ("run {0} --zipf 1 --distinct 10000", "10,000 are needed"),
+    ("run {0} --unique --requests 0", "'0' is not a whole number above 0"),
+    ("run {0} --target 3", "unrecognized arguments: --target 3"),
+    ("run", "the following arguments are required: MODEL[@PRECISION]"),
+    ("beside http://x http://y --rate 3", "unrecognized arguments: --rate 3"),
+    ("hold http://x", "the following arguments are required: --target"),
+    ("hold http://x --target 5 --seconds 3", "unrecognized arguments: --seconds 3"),
+    ("", "the following arguments are required: measurement"),
+    ("--url http://x", "argument measurement: invalid choice: 'http://x'"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [*((f"--bundle {{0}} {words}", message) for words, message in OPTIONS), *ALONE],
-)
+@pytest.mark.parametrize(("words", "said"), OPTIONS)
 def test_options_without_effect_or_out_of_range_are_refused(
-    notebook: Path, capsys: pytest.CaptureFixture[str], options: str, said: str
+    notebook: Path, capsys: pytest.CaptureFixture[str], words: str, said: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        command.load([word.format(notebook) for word in options.split()])
+        command.load([word.format(notebook) for word in words.split()])
     assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+    problem, hint = capsys.readouterr().err.splitlines()
+    assert said in problem
+    assert hint.endswith(" --help` lists all options")
 
 
 REFUSALS: tuple[tuple[int, bytes, str], ...] = (  # an answer, and what is said of it
@@ -71,26 +67,25 @@ def test_a_server_that_gives_no_right_answer_is_quoted(notebook: Path) -> None:
         for status, content, message in REFUSALS:
             given["answer"] = (status, content)
             with pytest.raises(SystemExit) as ended:
-                command.load(["--bundle", str(notebook), "--url", url, *short])
+                command.load(["run", str(notebook), "--url", url, *short])
             assert message in str(ended.value)
-            assert "--model" in str(ended.value)
+            assert "--url URL#NAME" in str(ended.value)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("words", "said"),
     [
-        (["--bundle", "no/where/1"], "bundle no/where/1: the folder does not exist"),
+        (["--url", "localhost:8000"], "localhost:8000 is not the address of a server"),
         (["--json", "/nope/dir/x.json"], "--json /nope/dir/x.json cannot be written: No such file"),
         (["--json", "/"], "--json / cannot be written: Is a directory"),
-        (["--precision", "fp8"], "notebook/1 has fp32, not fp8"),
         (["--api-key-env", "NO_KEY"], "the environment variable NO_KEY is not set"),
     ],
 )
 def test_a_load_that_cannot_end_well_does_not_begin(
-    notebook: Path, options: list[str], said: str
+    notebook: Path, words: list[str], said: str
 ) -> None:
     with pytest.raises(SystemExit, match=said) as ended:
-        command.load(["--bundle", str(notebook), *options])
+        command.load(["run", str(notebook), *words])
     assert "\n" not in str(ended.value)
 
 
@@ -101,7 +96,7 @@ def test_a_key_opens_the_server_and_its_metrics(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     key, result = "load-0123456789abcdef", tmp_path / "result.json"
-    what = ["--bundle", str(notebook), "--model", "notebook", "--json", str(result)]
+    what = ["run", f"{notebook}@fp32", "--json", str(result)]
     what += ["--seconds", "0.1", "--warm-up", "0", "--concurrency", "1"]
     monkeypatch.setenv("KEY", key)
     with serve(api_keys=f"load infer,metrics {key}") as url:
@@ -124,9 +119,18 @@ def test_the_example_in_the_help_names_the_readmes_bundle(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
-        command.load(["--help"])
-    shown = " ".join(capsys.readouterr().out.split()).replace("- ", "-")
-    example = shown.partition("Example: ")[2]
-    named = "bundles/all-minilm-l6-v2/1 --model all-minilm-l6-v2"
-    assert example.startswith(f"addnorm load --bundle {named}")
+        command.load(["run", "--help"])
+    example = capsys.readouterr().out.partition("Example: ")[2]
+    named = "addnorm load run bundles/all-minilm-l6-v2/1"
+    assert example.startswith(named)
     assert named in Path("docs/performance.md").read_text()
+
+
+@pytest.mark.parametrize("model", ["nobody", "no/where/1", "{0}@int8"])
+def test_a_model_that_is_not_here_ends_it_in_one_line(notebook: Path, model: str) -> None:
+    with pytest.raises(SystemExit, match=r"there is no model|has fp32, not int8"):
+        command.load(["run", model.format(notebook)])
+
+
+def test_the_options_name_all_profiles() -> None:
+    assert tuple(stream.PROFILES) == options.PROFILES

@@ -8,7 +8,9 @@ import orjson
 import pytest
 
 from addnorm.corpus import embeddings_client
-from addnorm.load.run import NAIVE_TOLERANCE, Load, Reference, Result, measure
+from addnorm.load.client import Connection
+from addnorm.load.options import NAIVE_TOLERANCE
+from addnorm.load.run import Load, Reference, Result, measure
 from addnorm.load.servers import Server
 from addnorm.load.stream import PROFILES, SWEEP_LONGEST, make
 from addnorm.service.engine.batch import Floats, Ints
@@ -175,3 +177,30 @@ def test_a_proxy_is_not_asked_for_servers_of_this_machine(monkeypatch: pytest.Mo
         assert server.get("/livez") == server.ask(b"{}") == b"here"
         for host in ("127.0.0.1", "localhost"):
             assert asyncio.run(checked(f"http://{host}:{server.port}")) == 200
+
+
+class Silent(asyncio.Transport):
+    def write(self, data: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_answers_may_come_in_chunks(size: int) -> None:
+    """As other servers' do, through a proxy or not, in pieces of any size."""
+    body = b'{"a": "0\\r\\n"}' * 20
+    chunks = b"".join(
+        b"%x;x=1\r\n%s\r\n" % (len(part), part) for part in (body[:5], body[5:150], body[150:])
+    )
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    answer = head + chunks + b"0\r\n\r\n"
+
+    async def receive() -> tuple[int, bytes]:
+        connection = Connection()
+        connection.connection_made(Silent())
+        sending = asyncio.create_task(connection.send(b""))
+        await asyncio.sleep(0)
+        for start in range(0, len(answer), size):
+            connection.data_received(answer[start : start + size])
+        return await sending
+
+    assert asyncio.run(receive()) == (200, body)

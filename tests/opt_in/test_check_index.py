@@ -46,7 +46,7 @@ class Index(NamedTuple):
     fingerprint: str | None
     verdict: str
     parts: tuple[str, ...] = ()  # of the fingerprint, that differ
-    options: tuple[str, ...] = ()
+    precision: str = ""  # that is asked for
 
     @property
     def expected(self) -> Verdict:
@@ -60,7 +60,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "bundles" / MODEL).mkdir(parents=True)
     bundle = newest(MODEL).path
     (root / "bundles" / MODEL / bundle.name).symlink_to(bundle.resolve())
-    export = ("export", "--checkpoint", OTHER_FOLDER, "--name", OTHER, "--out", root / "bundles")
+    export = ("export", OTHER_FOLDER, "--name", OTHER, "--out", root / "bundles")
     subprocess.run([sys.executable, "-m", "addnorm", *export], check=True)
     (root / "texts.json").write_text(json.dumps(prose(NUM_TEXTS)))
     peer = [PEER_PYTHON, "-c", PEER, MINILM, root / "texts.json", root / "peer.npy"]
@@ -80,14 +80,14 @@ def indexes(work: Path, url: str) -> dict[str, Index]:
 
 
 def test_every_index_gets_its_verdict(work: Path, url: str, indexes: dict[str, Index]) -> None:
-    where = ("--url", url, "--model", MODEL)
+    where = ("--model", f"{url}#{MODEL}")
     verdicts = {name: verdict(work, name, index, *where) for name, index in indexes.items()}
     assert verdicts == {name: index.expected for name, index in indexes.items()}
 
 
 def test_a_bundle_does_in_place_of_a_server(work: Path, indexes: dict[str, Index]) -> None:
     index = indexes["fp32"]
-    where = ("--bundle", str(newest(MODEL).path))
+    where = ("--model", str(newest(MODEL).path))
     assert verdict(work, "fp32, without a server", index, *where) == index.expected
 
 
@@ -121,7 +121,7 @@ def made(url: str, texts: Sequence[str], peer: np.ndarray) -> dict[str, Index]:
         "sentence-transformers": Index(peer, None, "rounding"),
         "sentence-transformers, float16": Index(peer.astype(np.float16), None, "rounding"),
         "int8": Index(int8, of_int8, "approximation", ("precision",)),
-        "int8, int8 asked": Index(int8, of_int8, "bit-equal", options=("--precision", "int8")),
+        "int8, int8 asked": Index(int8, of_int8, "bit-equal", precision="@int8"),
         "answers in int8, turned back": Index(turned_back, fingerprint, "approximation"),
         "answers in int8 of int8, turned back": Index(
             both, of_int8, "approximation", ("precision",)
@@ -163,7 +163,10 @@ def verdict(work: Path, name: str, index: Index, *where: str) -> Verdict:
     pq.write_table(table, file)
     command = [sys.executable, "-m", "addnorm", "check", file, "--json", report]
     done = subprocess.run(
-        [*command, *where, *index.options], capture_output=True, text=True, check=False
+        [*command, *where[:-1], where[-1] + index.precision],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode <= 1, done.stderr
     figures = json.loads(report.read_text())

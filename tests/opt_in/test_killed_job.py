@@ -89,7 +89,7 @@ def test_a_killed_job_writes_the_same_bytes_in_flat_memory(tmp_path: Path) -> No
     bundle = export(source, tmp_path / "bundles", "small").path
     rows = texts.write(tmp_path / "texts.parquet", NUM_ROWS, bundle, "tiny")
     outs = [tmp_path / "unkilled.parquet", tmp_path / "killed.parquet"]
-    jobs = [[str(rows), str(out), "--bundle", str(bundle), "--truncate"] for out in outs]
+    jobs = [[str(rows), str(out), "--model", str(bundle), "--truncate"] for out in outs]
     whole = run(jobs[0])
     run_killed(jobs[1])
     assert outs[0].read_bytes() == outs[1].read_bytes()
@@ -122,7 +122,7 @@ def test_a_killed_job_on_s3_writes_the_bytes_of_one_on_disk(
     corpus_files.write(rows.slice(0, 70_000), own.parent / "a.jsonl")
     corpus_files.write(rows.slice(70_000), own / "c.parquet")
     fs.copy_files(str(own.parent), f"{BUCKET}/texts", fs.LocalFileSystem(), bucket)
-    options = ["--bundle", str(text_bundles / TEXT_MODEL / "1"), "--truncate"]
+    options = ["--model", str(text_bundles / TEXT_MODEL / "1"), "--truncate"]
     on_disk, on_s3 = tmp_path / "vectors.parquet", f"s3://{BUCKET}/made/vectors.parquet"
     run([str(own.parent), str(on_disk), *options])
     run_killed([f"s3://{BUCKET}/texts", on_s3, *options])
@@ -142,7 +142,7 @@ def test_a_killed_job_on_s3_takes_over_the_vectors_of_an_earlier_one(
     rows, more = corpus_files.table(NUM_ON_S3), corpus_files.table(2000, seed=1)
     corpus_files.write(rows, tmp_path / "old.jsonl")
     corpus_files.write(pa.concat_tables([more, rows.slice(500)]), tmp_path / "new.jsonl")
-    options = ["--bundle", str(text_bundles / TEXT_MODEL / "1")]
+    options = ["--model", str(text_bundles / TEXT_MODEL / "1")]
     old, on_s3 = f"s3://{BUCKET}/earlier/old.parquet", f"s3://{BUCKET}/earlier/new.parquet"
     run([str(tmp_path / "old.jsonl"), old, *options])
     run([str(tmp_path / "new.jsonl"), str(tmp_path / "whole.parquet"), *options])
@@ -165,7 +165,7 @@ def test_what_cannot_be_written_is_said_before_work(
     for name, content in (("texts/x.csv", b"text\na\n"), ("taken.parquet", b"mine")):
         with bucket.open_output_stream(f"{BUCKET}/{name}") as stream:
             stream.write(content)
-    job = [f"s3://{BUCKET}/texts", out, "--bundle", str(text_bundles / TEXT_MODEL / "1")]
+    job = [f"s3://{BUCKET}/texts", out, "--model", str(text_bundles / TEXT_MODEL / "1")]
     embed = [sys.executable, "-m", "addnorm", "embed", *job]
     done = subprocess.run(embed, capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)

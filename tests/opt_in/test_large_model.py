@@ -72,8 +72,8 @@ def test_a_model_of_more_than_2_gb_is_exported_and_served(
     stored = checkpoint.glob("*.safetensors")
     weights = 2 * sum(file.stat().st_size for file in stored)  # float32 has twice the bytes
     peak = peak_of(
-        [sys.executable, "-m", "addnorm", "export", "--checkpoint", str(checkpoint),
-         "--name", NAME, "--precision", precision, "--out", str(bundles)]
+        [sys.executable, "-m", "addnorm", "export", f"{checkpoint}@{precision}",
+         "--name", NAME, "--out", str(bundles)]
     )  # fmt: skip
     print(f"anonymous memory: {peak / 1e9:.2f} GB, {peak / weights:.2f} x the weights")
     _is_served(bundles, checkpoint, kind)

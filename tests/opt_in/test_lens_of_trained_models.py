@@ -40,7 +40,7 @@ Answer = dict[str, list[NDArray[np.float32]]]  # of one sequence, by layer
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     bundles = tmp_path_factory.mktemp("bundles")
     for name, folder in FOLDERS.items():
-        options = ["--checkpoint", str(folder), "--name", name, "--lens", "--out", str(bundles)]
+        options = [str(folder), "--name", name, "--lens", "--out", str(bundles)]
         command.export(options)
     with serving(inference_of(bundles, invariance_check_share=0)) as url:
         yield url

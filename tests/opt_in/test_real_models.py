@@ -51,8 +51,8 @@ MODELS = (
 @pytest.mark.parametrize("found", MODELS, ids=lambda found: found.name)
 def test_a_checkpoint_is_served_as_transformers_computes_it(found: Found, tmp_path: Path) -> None:
     transformers.logging.set_verbosity_error()
-    options = ["--out", str(tmp_path), "--name", found.name, "--precision", found.precision]
-    command.export(["--checkpoint", str(REAL / found.folder), *options, *found.arguments])
+    options = ["--out", str(tmp_path), "--name", found.name]
+    command.export([f"{REAL / found.folder}@{found.precision}", *options, *found.arguments])
     original = _read(REAL / found.folder, found.class_name)
     service = inference_of(tmp_path, invariance_check_share=0)
     with client_of(service) as client:

@@ -48,7 +48,7 @@ def export(folder: Path, file: Tokenizer, *options: str) -> None:
     written = [encoding.ids for encoding in file.encode_batch(TEXTS)]
     for option, meant in ((), expected_ids), (("--tokenizer-as-written",), written):
         out = folder.parent / f"out{len(option)}"
-        command.export(["--checkpoint", str(folder), "--out", str(out), *option, *options])
+        command.export([str(folder), "--out", str(out), *option, *options])
         served = Served(bundles.read(out / folder.name / "1")).encode(TEXTS, truncate=False)
         assert [own.ids for own in served] == meant
 
@@ -110,7 +110,7 @@ def test_sentencepieces_scores(tmp_path: Path, kind: str, is_alone: bool) -> Non
     save(made(model, vocab_size=len(tokenizer) + 8), folder)
     if is_alone:
         (folder / name).write_bytes(written.getvalue())
-        command.export(["--checkpoint", str(folder), "--out", str(tmp_path / "out")])
+        command.export([str(folder), "--out", str(tmp_path / "out")])
         return
     tokenizer.save_pretrained(folder)
     export(folder, parsed(folder))

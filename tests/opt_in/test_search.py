@@ -49,7 +49,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, task_bundles: Path) -> Iter
     lines = [json.dumps({"text": text}) for text in dict.fromkeys(prose(300))]
     (folder / "texts.jsonl").write_text("\n".join(lines))
     command = ["embed", folder / "texts.jsonl", folder / "vectors.parquet", "--truncate"]
-    subprocess.run([sys.executable, "-m", "addnorm", *command, "--bundle", model.path], check=True)
+    subprocess.run([sys.executable, "-m", "addnorm", *command, "--model", model.path], check=True)
     with (
         serving([model, bundles.read(task_bundles / RERANKER / "1")]) as server,
         web.client(base_url=f"http://{server.host}:{server.port}", timeout=60) as client,

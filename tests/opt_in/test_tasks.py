@@ -41,8 +41,8 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     transformers.logging.set_verbosity_error()
     root = tmp_path_factory.mktemp("tasks")
     for name, precision in ((PAIRS, "fp32"), (MODERN, "fp32,int8")):
-        options = ["--out", str(root), "--name", name, "--precision", precision]
-        command.export(["--checkpoint", str(TRAINED / name), *options])
+        options = ["--out", str(root), "--name", name]
+        command.export([f"{TRAINED / name}@{precision}", *options])
     service = inference_of(
         root, default_models={"rerank": PAIRS}, timeout_s=300, invariance_check_share=0
     )

@@ -84,7 +84,7 @@ def test_a_task_that_a_model_lacks_says_how_to_export_it(page: Playground) -> No
     for task, words in (("Rerank", "one label for a pair"), ("Attention", "with a lens")):
         page.select("task", task)
         assert words in page.text("#answer")
-        assert page.text("#answer code").startswith("addnorm export --checkpoint ")
+        assert page.text("#answer code").startswith("addnorm export FOLDER ")
         assert not page.find("#after").is_displayed()
     assert page.text("#answer code").endswith(" --lens")
 

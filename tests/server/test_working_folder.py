@@ -22,7 +22,7 @@ NAMES = (
     [
         ["serve", ".", "--kept", "../kept"],
         ["keep", ".", "--kept", "../kept"],
-        ["export", "--checkpoint", ".", "--check"],
+        ["export", ".", "--check"],
         ["settings"],
     ],
     ids=lambda words: words[0],

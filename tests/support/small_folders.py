@@ -53,8 +53,8 @@ def static(folder: Path, *modules: nn.Module, **prompts: str) -> Path:
     return folder
 
 
-def exported(folder: Path, out: Path, *options: str) -> bundles.Bundle:
-    command.export(["--checkpoint", str(folder), "--out", str(out), *options])
+def exported(folder: Path, out: Path, *options: str, precision: str = "fp32") -> bundles.Bundle:
+    command.export([f"{folder}@{precision}", "--out", str(out), *options])
     return bundles.read(out / folder.name / "1")
 
 

@@ -104,7 +104,7 @@ def refuse_rows_on_cpu(
     if cpu_nodes:
         raise StartupError(
             f"{graph}: onnxruntime has no GPU kernels for {', '.join(cpu_nodes)}, and would compute"
-            " rows on the CPU: export the bundle with --precision fp32,fp16 (int8 is for CPUs), or"
+            " rows on the CPU: export the bundle as NAME@fp32,fp16 (int8 is for CPUs), or"
             " set ADDNORM_PROVIDER=cpu"
         )
 

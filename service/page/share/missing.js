@@ -2,7 +2,7 @@
 
 import { asWritten, takesTexts } from "../tasks/catalog.js";
 
-const COMMAND = "addnorm export --checkpoint FOLDER --name NAME";
+const COMMAND = "addnorm export FOLDER --name NAME";
 const NEEDS = {
   embed: "a vector for each text",
   rerank: "one label for a pair of texts, as cross-encoders have",

@@ -1,4 +1,5 @@
-"""Logs as JSON, one object a line on stderr. A log that nobody reads costs lines, nothing else."""
+"""Logs as JSON, one object a line on stderr, or as text on a terminal. A log that nobody reads
+costs lines, nothing else."""
 
 import logging
 import os
@@ -42,6 +43,21 @@ class JsonFormatter(OrjsonFormatter):
     def process_log_record(self, log_data: LogData) -> LogData:
         log_data["level"] = log_data["level"].lower()
         return log_data
+
+
+class TextFormatter(logging.Formatter):
+    """The time, a level above info, and the message; of a request its route, status and time. No
+    character of a caller's can move the terminal's cursor."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields, lines = vars(record), [record.getMessage()]
+        if "route" in fields:
+            lines = ["{method} {route} {status} in {ms:.1f} ms".format(**fields)]
+        if record.exc_info:
+            lines += self.formatException(record.exc_info).splitlines()
+        level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+        shown = (line if line.isprintable() else ascii(line)[1:-1] for line in lines)
+        return f"{self.formatTime(record, '%H:%M:%S')} {level}{os.linesep.join(shown)}"
 
 
 class Queued(QueueHandler):
@@ -115,10 +131,12 @@ class LineHandler(MemoryHandler):
     """Holds records, and makes lines of them from a warning on, when MAX_BUFFERED are held, when
     flushed, and at exit."""
 
-    def __init__(self, descriptor: int, max_waiting: int = MAX_WAITING) -> None:
+    def __init__(
+        self, descriptor: int, max_waiting: int = MAX_WAITING, is_text: bool = False
+    ) -> None:
         """max_waiting: lines."""
         queued = Queued(Queue[bytes](max_waiting))
-        queued.setFormatter(JsonFormatter())
+        queued.setFormatter(TextFormatter() if is_text else JsonFormatter())
         super().__init__(MAX_BUFFERED, logging.WARNING, queued)
         self.writer = Writer(descriptor, queued)
         self.writer.start()
@@ -130,15 +148,22 @@ class LineHandler(MemoryHandler):
             self.writer.stop()
 
 
-def configure(level: str) -> None:
-    """Sets up all loggers of the process, uvicorn's too."""
+def is_text(form: str) -> bool:
+    """form: json, text, or auto: text on a terminal."""
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    return form == "text" or (form != "json" and is_terminal)
+
+
+def configure(level: str, form: str = "auto") -> None:
+    """Sets up all loggers of the process, uvicorn's too. form: as in `is_text`."""
     # None if it was closed when the process began
     descriptor = sys.stderr.fileno() if sys.stderr else os.open(os.devnull, os.O_WRONLY)
     logging.raiseExceptions = False  # a record that cannot be shown costs its line only
     # no line shows these, and gathering them costs time (logging's "Optimization")
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging.basicConfig(level=level.upper(), handlers=[LineHandler(descriptor)], force=True)
+    handler = LineHandler(descriptor, is_text=is_text(form))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # Python writes these to stderr by itself, not as JSON
     logging.captureWarnings(True)
     threading.excepthook = _log_thread_end

@@ -1,0 +1,66 @@
+"""The parser of every command: its errors have two lines. Types of options that several commands
+have."""
+
+import argparse
+import math
+import re
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """Option names must be whole, as an abbreviation would change with the next option."""
+
+    def __init__(
+        self, command: str, arguments: str, description: str, example: str, **options: Any
+    ) -> None:
+        """command: behind `addnorm`. arguments: what must be given. description: of several lines
+        they stay as they are."""
+        has_lines = "\n" in description
+        super().__init__(
+            prog=f"addnorm {command}",
+            usage=f"addnorm {command} [OPTIONS] {arguments}".rstrip(),
+            description=description,
+            epilog=f"Example: addnorm {command} {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter
+            if has_lines
+            else argparse.HelpFormatter,
+            allow_abbrev=False,
+            **options,
+        )
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """None are unknown: the parser of a subcommand says so itself, with its own options."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Exits with code 2 and two lines: the problem, and where all options are listed."""
+        _, unknown, rest = message.partition("unrecognized arguments: ")
+        options = re.findall(r"(?<!\S)--[\w-]+", self.format_help())
+        if unknown and (close := get_close_matches(rest.split()[0], options, 1)):
+            message += f"; did you mean {close[0]}?"
+        self.exit(2, f"{self.prog}: {message}\n`{self.prog} --help` lists all options\n")
+
+
+def _number(kind: type[float], fits: Callable[[float], bool], needed: str) -> Callable[[str], Any]:
+    """Reads the number of an option, which must fit."""
+
+    def read(text: str) -> float:
+        try:
+            number = kind(text)
+        except ValueError:
+            number = math.nan
+        if not fits(number):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {needed}")
+        return number
+
+    return read
+
+
+above_zero = _number(float, lambda x: 0 < x < math.inf, "a finite number above 0")
+not_negative = _number(float, lambda x: 0 <= x < math.inf, "a finite number, 0 or more")
+positive = _number(int, lambda x: x >= 1, "a whole number above 0")
