@@ -45,7 +45,8 @@ GROUPS = {
         "require_reference", "trust_token_ids",
     ),
     "limits": (
-        "max_sequences", "max_tokens", "max_padded_tokens", "max_body_bytes", "max_json_bytes",
+        "max_sequences", "max_windows", "max_tokens", "max_padded_tokens", "max_body_bytes",
+        "max_json_bytes",
         "max_response_bytes", "max_queue_tokens", "max_pending_response_bytes",
         "max_pending_body_bytes", "max_run_bytes", "max_connections", "timeout_s", "bulk_timeout_s",
         "keep_alive_s", "body_timeout_s", "send_timeout_s", "grace_s",
