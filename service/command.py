@@ -46,8 +46,7 @@ GROUPS = {
     ),
     "limits": (
         "max_sequences", "max_windows", "max_tokens", "max_padded_tokens", "max_body_bytes",
-        "max_json_bytes",
-        "max_response_bytes", "max_queue_tokens", "max_pending_response_bytes",
+        "max_json_bytes", "max_response_bytes", "max_queue_tokens", "max_pending_response_bytes",
         "max_pending_body_bytes", "max_run_bytes", "max_connections", "timeout_s", "bulk_timeout_s",
         "keep_alive_s", "body_timeout_s", "send_timeout_s", "grace_s",
     ),
@@ -74,16 +73,21 @@ def serve(arguments: Sequence[str]) -> None:
         signal.signal(number, signal.SIG_IGN)
     with _one_line():
         settings = read_settings(**_set_options(options))
-        models = [Address.parse(text) for text in options.models]
+        texts = [text.partition("?") for text in options.models]
+        models = [Address.parse(text) for text, _, _ in texts]
         if not models:
             process.serve(options.bundles, settings)
             return
         folders = addresses.find(models, options.bundles, options.kept)
-        process.serve(tuple(folders), with_names(settings, models, folders))
+        defaults = [mark + query for _, mark, query in texts]
+        process.serve(tuple(folders), with_names(settings, models, defaults, folders))
 
 
-def with_names(settings: Settings, models: Sequence[Address], folders: Sequence[Path]) -> Settings:
+def with_names(
+    settings: Settings, models: Sequence[Address], defaults: Sequence[str], folders: Sequence[Path]
+) -> Settings:
     """The settings, with other names of models from a hub, and the precisions that are named.
+    defaults: of requests to each model, as an alias has them: `?windows=64`, or nothing.
     StartupError where two models have one name."""
     names = [folder.parent.name if is_version(folder) else folder.name for folder in folders]
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -94,7 +98,11 @@ def with_names(settings: Settings, models: Sequence[Address], folders: Sequence[
     precisions = {
         name: model.precision for name, model in zip(names, models, strict=True) if model.precision
     }
-    aliases = {**aliases_of(models, names), **settings.aliases}
+    queries = dict(zip(names, defaults, strict=True))
+    aliases = {name: name + query for name, query in queries.items() if query}
+    for repository, name in aliases_of(models, names).items():
+        aliases[repository] = name + queries[name]
+    aliases |= settings.aliases
     default_precision = {**settings.default_precision, **precisions}
     return settings.model_copy(update={"aliases": aliases, "default_precision": default_precision})
 
@@ -133,7 +141,7 @@ def sign(arguments: Sequence[str]) -> None:
 def serve_parser() -> Parser:
     parser = Parser(
         "serve",
-        "[MODEL[@PRECISION] ...]",
+        "[MODEL[@PRECISION][?DEFAULTS] ...]",
         "Serves models, or a folder of bundles. A model is exported at its first start, and then"
         f" cached. {WINS}",
         "sentence-transformers/all-MiniLM-L6-v2@int8 --port 9000",
@@ -144,7 +152,8 @@ def serve_parser() -> Parser:
         metavar=addresses.METAVAR,
         help="model of the Hugging Face hub (ORG/NAME[@REVISION]), folder of a checkpoint or of a"
         " bundle, or name of a bundle in --bundles; without any, all of --bundles are served."
-        " PRECISION: fp32, int8, or several, the first of which requests get by default",
+        " PRECISION: fp32, int8, or several, the first of which requests get by default."
+        " DEFAULTS: of requests, as an alias has them, such as ?windows=64",
     )
     addresses.add_options(parser)
     _add_settings(parser)

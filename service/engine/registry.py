@@ -91,7 +91,9 @@ class Models:
         whether requests may have a name that no model has. StartupError for an alias that is also
         another name, or whose model does not exist."""
         self.root = root
-        self.aliases = aliases
+        self.aliases = {name: alias for name, alias in aliases.items() if name != alias.ref}
+        # options of requests that have a model's own name, as an alias of that name has them
+        self._own_options = {name: alias for name, alias in aliases.items() if name == alias.ref}
         self._defaults = defaults
         self._any_name = any_name
         self._pins = pins
@@ -136,7 +138,7 @@ class Models:
     def _check_meant(self, bundle: Bundle, refs: set[str]) -> None:
         """StartupError if an alias or a default of one of these names asks for something that the
         bundle does not have."""
-        for alias_name, alias in self.aliases.items():
+        for alias_name, alias in {**self.aliases, **self._own_options}.items():
             if alias.ref in refs:
                 check_alias(alias_name, alias, bundle)
         for task, name in self._defaults.items():
@@ -237,7 +239,7 @@ class Models:
             if alias := self.aliases.get(name):
                 break
             if ":" not in name and name.partition("/")[0] in self._versions:
-                alias = Alias(name)
+                alias = self._own_options.get(name) or Alias(name)
                 break
             name = name.rpartition(":")[0]
         else:

@@ -23,6 +23,7 @@ ALIASES = {
     "watchman": "guard?windows=8",
     "named": "classifier?windows=8&label=entailment",
     "halves": "reranker?windows=0",
+    "topics": "topics?windows=8",
 }
 PLAIN = [word for word in WORDS if word.isalpha() and word != guard.ATTACK]
 WINDOWS = {"overlap": 8}
@@ -186,6 +187,7 @@ def test_labels_take_the_windows_that_their_kind_says(client: httpx.Client) -> N
     (topics,) = scores("topics", [LONG], windows=WINDOWS)
     alone = scores("topics", windows)
     assert topics == {label: max(each[label] for each in alone) for label in topics}
+    assert scores("topics", [LONG]) == [topics], "by the options of its own name"
     # three labels: the mean, weighted by tokens
     (mean,) = scores("classifier", [LONG], windows=WINDOWS)
     alone = scores("classifier", windows)

@@ -89,12 +89,15 @@ def test_a_server_has_the_models_that_are_named(bundles: Path) -> None:
     roots = tuple(find(models, bundles))
     listed = [path.relative_to(bundles).as_posix() for path in folders.listing(roots).paths]
     assert listed == ["other/1", "own/9", "own/10"]
-    settings = with_names(Settings(default_precision={"*": "fp32"}), models, roots)
+    settings = with_names(
+        Settings(default_precision={"*": "fp32"}), models, ["?dimensions=3", ""], roots
+    )
+    assert settings.aliases == {"own": "own?dimensions=3"}
     assert settings.default_precision == {"*": "fp32", "own": "int8"}
-    of_hub = with_names(Settings(), [Address("org/own@main")], roots[:1])
-    assert of_hub.aliases == {"org/own": "own"}
+    of_hub = with_names(Settings(), [Address("org/own@main")], ["?windows=9"], roots[:1])
+    assert of_hub.aliases == {"org/own": "own?windows=9", "own": "own?windows=9"}
     with pytest.raises(StartupError, match="two of the models are called own"):
-        with_names(Settings(), [models[0]] * 2, roots[:1] * 2)
+        with_names(Settings(), [models[0]] * 2, ["", ""], roots[:1] * 2)
 
 
 def test_models_stand_anywhere_on_the_command_line(bundles: Path) -> None:
