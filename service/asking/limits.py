@@ -22,7 +22,7 @@ def check(ask: Ask, settings: Settings) -> None:
     if ask.input_type:
         ask.outputs = tuple(output.of_type(ask.input_type, bundle) for output in ask.outputs)
     for noun, value, limit in (
-        ("sequences", len(padding.lengths), settings.max_sequences),
+        ("windows" if ask.windows else "sequences", len(padding.lengths), settings.max_sequences),
         (
             "tokens with pads",
             ask.record.real_tokens + ask.record.pad_tokens,

@@ -77,7 +77,9 @@ def _inputs(value: Any) -> Inputs:
 
 
 class HubTagOptions(TagOptions):
-    stride: int | None = Field(None, ge=0, description="The overlap of windows, in tokens.")
+    stride: int | None = Field(
+        None, ge=0, lt=2**31, description="The overlap of windows, in tokens."
+    )
 
     def window_rule(self) -> WindowRule | None:
         if self.stride is not None and self.windows:

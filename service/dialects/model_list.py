@@ -171,7 +171,12 @@ def _named_entry(models: Models, name: str) -> ModelEntry:
     meaning = models.meant(name)
     model, prompt = meaning.model, meaning.prompt_name
     entry = _entry(models, meaning.name, models.versions(model.name), model)
-    changes = {"id": name, "default_precision": meaning.alias.precision or entry.default_precision}
+    changes: dict[str, Any] = {
+        "id": name,
+        "default_precision": meaning.alias.precision or entry.default_precision,
+    }
+    if rule := meaning.alias.windows:
+        changes["windows"] = rule.model_dump(exclude_none=True)
     if prompt and name in models.aliases:
         changes["default_prompt_name"] = prompt
     return entry.model_copy(update=changes)

@@ -25,7 +25,7 @@ from addnorm.service.wire.codec.shown import shown
 from addnorm.service.wire.codec.validation import Strict, fit
 from addnorm.service.wire.dialect_errors import SYSTEM_ONE_ERRORS
 from addnorm.service.wire.route import Protocol, Route
-from addnorm.service.wire.texts.json_answers import JsonAnswer
+from addnorm.service.wire.texts.json_answers import JsonAnswer, span_fields
 from addnorm.service.wire.texts.text_tasks import by_window, known_label
 from addnorm.service.wire.texts.texts import TextsToTokenize, check_size, json_bytes
 
@@ -208,7 +208,7 @@ async def decide(body: SystemOneRequest, ask: Ask, tools: Tools) -> Encode:
             index, 1 - part if is_reranker and part is not None else part
         ),
         split_part=int(is_reranker),
-        num_aligned=len(pairs),
+        aligned=[len(question.options()) for question in body.questions.values()],
     )
     texts = tools.texts.in_windows(texts, body.windows, ask, True)
     if texts.windows:
@@ -236,18 +236,17 @@ def _joinings(rule: WindowRule, body: SystemOneRequest) -> Iterator[tuple[str, J
 def _words(options: _Options, ask: Ask) -> dict[str, Any]:
     bundle = ask.model.bundle
     of_option = 0 if "rerank" in bundle.tasks else entailment_index(bundle.manifest.labels)
-    ((windows, logits),) = by_window(ask, len(options.names))
-    start, answers = 0, dict[str, Any]()
-    for name, question in options.questions.items():
-        end = start + len(question.options())
-        option_logits = logits[:, start:end, of_option]
+    sizes = [len(question.options()) for question in options.questions.values()]
+    answers = dict[str, Any]()
+    for (name, question), (windows, logits) in zip(
+        options.questions.items(), by_window(ask, sizes), strict=True
+    ):
+        option_logits = logits[:, :, of_option]
         shares = probabilities(option_logits, "softmax")
         joining = options.joinings.get(name, Joining())
         result = join(shares, option_logits, shares, windows, joining)
         answers[name] = question.answer(result.scores.tolist())
-        if result.spans:
-            answers[name] |= zip(("start", "end"), result.spans[0], strict=True)
-        start = end
+        answers[name] |= span_fields(result.spans[0] if result.spans else None)
     return {
         "model": ask.model.answered_name,
         "answers": answers,

@@ -33,6 +33,7 @@ from addnorm.service.wire.texts.json_answers import (
     in_base64,
     pooled,
     ranked,
+    span_fields,
     usage,
 )
 from addnorm.service.wire.texts.reranking import RerankOptions, score_pairs
@@ -119,8 +120,9 @@ def _classes(score: Callable[[Ask], Iterator[TextScores]], ask: Ask) -> dict[str
             "label": labels[int(probs.argmax())],
             "probs": probs,
             "num_classes": len(labels),
+            **span_fields(spans[int(probs.argmax())] if spans else None),
         }
-        for index, (probs, _, _) in enumerate(score(ask))
+        for index, (probs, _, spans) in enumerate(score(ask))
     ]
     return _words(ask, entries)
 

@@ -98,6 +98,19 @@ def test_no_route_of_a_guard_hides_the_end_of_a_text(
     assert (first["label"], first["end"]) == ("ATTACK", len(with_attack(149)))
 
 
+def test_labels_that_compete_do_not_hide_each_others_windows(client: httpx.Client) -> None:
+    """By a function that scores each alone, the harmless label would have the most harmless one."""
+    body = {"model": "guard", "texts": [with_attack(149)], "function_to_apply": "sigmoid"}
+    ((first, second),) = post(client, "/v1/classify", {**body, "windows": WINDOWS})["results"]
+    assert first["label"] == "ATTACK"
+    assert (first["start"], first["end"]) == (second["start"], second["end"])
+
+
+def test_an_alias_shows_its_windows(client: httpx.Client) -> None:
+    assert client.get("/v1/models/watchman").json()["windows"] == {"overlap": 8}
+    assert client.get("/v1/models/guard").json()["windows"] is None
+
+
 def test_vllms_route_reads_windows_too(client: httpx.Client) -> None:
     body = {"model": "guard", "input": [with_attack(149), LONG], "windows": WINDOWS}
     labels = [entry["label"] for entry in post(client, "/classify", body)["data"]]
@@ -176,6 +189,32 @@ def test_chunks_beyond_those_wished_for_are_cut_and_told(client: httpx.Client) -
     )
 
 
+def test_a_document_of_any_size_is_read_as_far_as_wished(client: httpx.Client) -> None:
+    body = {"model": "reranker", "query": "b", "max_chunks_per_doc": 2}
+    long, short = ("a " * num for num in (50_000, 71))
+    answer = client.post("/v1/rerank", json={**body, "documents": [long, short]})
+    assert answer.headers["x-addnorm-truncated"] == "2"
+    first, second = answer.json()["results"]
+    assert first["relevance_score"] == second["relevance_score"]
+
+
+def test_what_is_late_is_not_scored_by_some_of_its_windows(client: httpx.Client) -> None:
+    """Either a document has all of its windows, or it has no score; 429 where none has."""
+    body = {"model": "reranker", "query": "b", "documents": [f"{LONG} {at}" for at in range(200)]}
+    statuses, whole = set[int](), client.post("/v1/rerank", json={**body, "windows": WINDOWS})
+    num_each = int(whole.headers["x-addnorm-windows"]) // 200
+    for max_time_ms in (1, 3, 10, 40, 200):
+        sent = {**body, "windows": WINDOWS, "max_time_ms": max_time_ms}
+        answer = client.post("/v1/rerank", json=sent, headers={"cache-control": "no-cache"})
+        statuses.add(answer.status_code)
+        if answer.status_code == 200:
+            num_scored = int(answer.headers["x-addnorm-scored"].split("/")[0])
+            assert num_scored > 0
+            assert int(answer.headers["x-addnorm-windows"]) == num_each * num_scored
+    assert statuses <= {200, 429}
+    assert 429 in statuses
+
+
 def test_labels_take_the_windows_that_their_kind_says(client: httpx.Client) -> None:
     windows = parts(LONG, 2, 8)
 
@@ -204,36 +243,41 @@ def test_labels_take_the_windows_that_their_kind_says(client: httpx.Client) -> N
     )
 
 
-@pytest.mark.parametrize("multi_label", [False, True])
-def test_zero_shot_reads_the_same_windows_for_all_labels(
-    client: httpx.Client, multi_label: bool
-) -> None:
-    candidates = ["a", "the same text", "b c"]
-    hypothesis = "this is {} ."  # of up to 6 tokens
-    common = {
-        "model": "classifier",
-        "candidate_labels": candidates,
-        "hypothesis_template": hypothesis,
-        "multi_label": multi_label,
-    }
-    longest = max(
-        len(library().encode(hypothesis.replace("{}", label)).ids) - 2 for label in candidates
-    )
-    windows = parts(LONG, 3 + longest, 8)
-    alone = [
-        {entry["label"]: entry["score"] for entry in result}
-        for result in post(client, "/v1/zero-shot", {**common, "texts": windows})["results"]
-    ]
-    rule = {**WINDOWS, "take": "max"} if multi_label else {**WINDOWS, "label": "b c"}
-    (result,) = post(client, "/v1/zero-shot", {**common, "texts": [LONG], "windows": rule})[
-        "results"
-    ]
-    scores = {entry["label"]: entry["score"] for entry in result}
-    if multi_label:
-        assert scores == {label: max(each[label] for each in alone) for label in candidates}
-    else:
-        assert scores == max(alone, key=lambda each: each["b c"])
-        assert LONG[result[0]["start"] : result[0]["end"]] == windows[alone.index(scores)]
+CANDIDATES = ["a", "the same text", "b c"]
+HYPOTHESIS = "this is {} ."
+ZERO_SHOT = {
+    "model": "classifier",
+    "candidate_labels": CANDIDATES,
+    "hypothesis_template": HYPOTHESIS,
+}
+
+
+def zero_shot(client: httpx.Client, texts: list[str], **sent: Any) -> list[dict[str, float]]:
+    results = post(client, "/v1/zero-shot", {**ZERO_SHOT, "texts": texts, **sent})["results"]
+    return [{entry["label"]: entry["score"] for entry in result} for result in results]
+
+
+def num_tokens(label: str) -> int:
+    return len(library().encode(HYPOTHESIS.replace("{}", label)).ids) - 2
+
+
+def test_labels_against_each_other_are_read_in_the_same_windows(client: httpx.Client) -> None:
+    windows = parts(LONG, 3 + max(map(num_tokens, CANDIDATES)), 8)
+    alone = zero_shot(client, windows)
+    (scores,) = zero_shot(client, [LONG], windows={**WINDOWS, "label": "b c"})
+    assert scores == max(alone, key=lambda each: each["b c"])
+
+
+def test_labels_by_themselves_change_no_bit_of_others(client: httpx.Client) -> None:
+    sent = {"windows": WINDOWS, "multi_label": True}
+    (scores,) = zero_shot(client, [LONG], **sent)
+    for label in CANDIDATES:
+        windows = parts(LONG, 3 + num_tokens(label), 8)
+        alone = zero_shot(client, windows, multi_label=True, candidate_labels=[label])
+        assert scores[label] == max(each[label] for each in alone)
+        assert zero_shot(client, [LONG], **sent, candidate_labels=[label]) == [
+            {label: scores[label]}
+        ]
 
 
 @pytest.mark.parametrize("model", ["classifier", "reranker"])
@@ -249,6 +293,9 @@ def test_decisions_are_those_of_the_window_that_decides(client: httpx.Client, mo
     assert alone["is"]["noul"] == answers["is"]["noul"]
     assert "start" not in answers["kind"], "the mean of all windows"
     assert sum(answers["kind"]["probabilities"].values()) == pytest.approx(1)
+    for name, question in questions.items():
+        one = post(client, "/v1/systemone", {**body, "questions": {name: question}})["answers"]
+        assert one == {name: answers[name]}, "other questions change no bit"
 
 
 @pytest.mark.parametrize("strategy", ["simple", "first", "average", "max"])
@@ -312,8 +359,35 @@ def test_a_vector_is_the_mean_of_the_windows_vectors(client: httpx.Client) -> No
             400,
             "has 3 labels and none decides",
         ),
-        ("/v1/classify", {"texts": ["a " * 70 * 40]}, 413, "limit (ADDNORM_MAX_WINDOWS)"),
-        ("/v1/classify", {"texts": ["a" * 64 * 641]}, 413, "41024 characters"),
+        (
+            "/v1/classify",
+            {"texts": ["a " * 70 * 40]},
+            413,
+            "2800 tokens, which are 94 windows of guard/1, the limit is 64 (ADDNORM_MAX_WINDOWS)",
+        ),
+        (
+            "/v1/classify",
+            {"texts": ["a" * 64 * 641]},
+            413,
+            "41024 characters, and 64 windows of guard/1 may have 40960 (ADDNORM_MAX_WINDOWS)",
+        ),
+        ("/v1/classify", {"windows": {"overlap": 2**31}}, 400, "windows.overlap"),
+        ("/v1/rerank", {"texts": ..., "windows": {"Overlap": 2}}, 400, "windows.Overlap"),
+        ("/v1/classify", {"windows": ...}, 400, "which reads all of it"),
+        ("/embed", {"texts": ..., "inputs": LONG}, 400, "windows is"),
+        ("/hf/guard", {"texts": ..., "model": ..., "inputs": LONG}, 400, "windows is"),
+        (
+            "/hf/tagger",
+            {
+                "texts": ...,
+                "model": ...,
+                "windows": ...,
+                "inputs": LONG,
+                "parameters": {"stride": 2**40},
+            },
+            400,
+            "parameters.stride",
+        ),
         (
             "/v1/tag",
             {"model": "tagger", "windows": {"take": "mean"}},

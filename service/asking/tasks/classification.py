@@ -71,18 +71,19 @@ def rank_labels(
     logits: AnyFloats,
     labels: Sequence[str],
     top_k: int | None = None,
-    spans: Sequence[Span] | None = None,
+    spans: Sequence[Span | None] | None = None,
 ) -> list[Labelled]:
     """Scores `[labels]` of one text, highest first; equal ones in the order of the labels.
 
     logits: `[labels]`, that the scores were made of. top_k: how many; all if None or if there are
     fewer. spans: of each label, the characters that have the score; None: all of them.
     """
-    if spans is None:
-        return [Labelled(labels[index], scores[index]) for index in best(logits, top_k)]
-    return [
-        LabelledPart(labels[index], scores[index], *spans[index]) for index in best(logits, top_k)
-    ]
+    ranked = list[Labelled]()
+    for index in best(logits, top_k):
+        entry = labels[index], scores[index]
+        span = spans and spans[index]
+        ranked.append(LabelledPart(*entry, *span) if span else Labelled(*entry))
+    return ranked
 
 
 def best(logits: Sequence[np.float32] | AnyFloats, top_k: int | None = None) -> list[int]:

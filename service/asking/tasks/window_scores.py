@@ -31,7 +31,7 @@ class Joining(NamedTuple):
             raise InvalidInput(
                 f"windows.label is {rule.label[:60]!r}: {subject} has"
                 f" {', '.join(map(repr, labels))}"[:600],
-                param="windows",
+                param="windows.label",
             )
         if rule.take == "mean":
             return cls(is_mean=True)
@@ -43,7 +43,7 @@ class Joining(NamedTuple):
             raise InvalidInput(
                 f"windows.take is 'max', but {subject} has {len(labels)} labels and none decides:"
                 ' name it in windows.label, or send "mean"',
-                param="windows",
+                param="windows.take",
             )
         return cls(is_mean=True)
 
@@ -54,7 +54,7 @@ class TextScores(NamedTuple):
 
     scores: Floats  # [labels]
     logits: AnyFloats  # [labels]
-    spans: Sequence[Span] | None = None
+    spans: Sequence[Span | None] | None = None
 
 
 def join(
@@ -84,6 +84,13 @@ def join(
     return TextScores(
         scores[deciding, columns], logits[deciding, columns], [spans[window] for window in deciding]
     )
+
+
+def beside(parts: Sequence[TextScores]) -> TextScores:
+    """Scores of some labels of one text each, side by side."""
+    scores, logits = (np.concatenate([part[at] for part in parts]) for at in (0, 1))
+    spans = [span for part in parts for span in part.spans or [None] * len(part.scores)]
+    return TextScores(scores, logits, spans)
 
 
 def _highest(chances: Floats, logits: AnyFloats) -> int:

@@ -102,6 +102,7 @@ FOREIGN: Mapping[str, Foreign] = {
     "truncation_direction": Foreign(("right", "Right"), "texts are truncated at their end"),
     "truncation_side": Foreign(("right",), "texts are truncated at their end"),  # vLLM
     "video": Foreign((), TEXTS_ONLY),
+    "windows": Foreign((), "/v1/embeddings has them, and routes of labels and of rankings"),
     # of vectors
     "dimension": Foreign((), "the field is called dimensions"),  # DashScope
     "dimensions": Foreign(()),

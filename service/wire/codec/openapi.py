@@ -1,6 +1,6 @@
 """The OpenAPI document beyond what FastAPI sees: bodies read by routes, examples."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
@@ -9,6 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
+from addnorm.service.engine.manifest import WindowRule
 from addnorm.service.wire.codec.negotiation import JSON
 
 FASTAPIS_422 = "HTTPValidationError"  # the schema of its body
@@ -58,6 +59,7 @@ def _as_read(node: Any, is_closed: bool) -> Any:
         return [_as_read(part, is_closed) for part in node]
     if not isinstance(node, dict):
         return node
+    is_closed = is_closed or node.get("title") == WindowRule.__name__
     node = {name: _as_read(part, is_closed) for name, part in node.items()}
     if isinstance(fields := node.get("properties"), dict):
         required_names = node.get("required", ())
@@ -89,14 +91,12 @@ def document(app: FastAPI) -> dict[str, Any]:
             routes=app.routes,
             tags=app.openapi_tags,
         )
-        # references among pydantic's `$defs` lead to the components; a copy: routes keep theirs
-        openapi = _rewritten(openapi, lambda ref: ref.replace("#/$defs/", COMPONENTS))
+        openapi = _rewritten(openapi)  # a copy: routes keep theirs
         schemas = openapi.setdefault("components", {}).setdefault("schemas", {})
         for operation in chain.from_iterable(map(dict.values, openapi["paths"].values())):
             media_type = operation.get("requestBody", {}).get("content", {}).get(JSON, {})
             schema = media_type.get("schema", {})
             if "title" in schema:  # it stands in the document as a whole
-                schema = _with_other_names(schema, schemas)
                 body_schemas = {**schema.pop("$defs", {}), schema["title"]: schema}
                 for name, part in body_schemas.items():
                     assert schemas.setdefault(name, part) == part, f"two schemas are called {name}"
@@ -111,24 +111,11 @@ def document(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
-def _with_other_names(schema: dict[str, Any], schemas: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a body, with other names for those of its parts that have another schema in the
-    document: bodies of our own routes are closed, the same parts of others' are open."""
-    names, closed = dict[str, str](), "additionalProperties"
-    for name, part in schema.get("$defs", {}).items():
-        is_same = schemas.get(name, part).get(closed) == part.get(closed)
-        kind = "Closed" if part.get(closed) == NULL else "Open"
-        names[COMPONENTS + name] = name if is_same else kind + name
-    renamed = _rewritten(schema, lambda ref: COMPONENTS + names.get(ref, ref[len(COMPONENTS) :]))
-    parts = {names[COMPONENTS + name]: part for name, part in renamed.get("$defs", {}).items()}
-    return {**renamed, "$defs": parts}
-
-
-def _rewritten(node: Any, to: Callable[[str], str]) -> Any:
-    """A copy whose references lead to others."""
+def _rewritten(node: Any) -> Any:
+    """A copy whose references among pydantic's `$defs` lead to the components."""
     if isinstance(node, dict):
         return {
-            name: to(value) if name == "$ref" else _rewritten(value, to)
+            name: value.replace("#/$defs/", COMPONENTS) if name == "$ref" else _rewritten(value)
             for name, value in node.items()
         }
-    return [_rewritten(part, to) for part in node] if isinstance(node, list) else node
+    return [_rewritten(part) for part in node] if isinstance(node, list) else node

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.asking.tasks.classification import Scored, best
+from addnorm.service.asking.tasks.classification import Scored, Span, best
 from addnorm.service.asking.tasks.similarity import similarities
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Pooled, PooledSpans, PooledWindows
@@ -92,16 +92,14 @@ class Ranking(NamedTuple):
             for index, number in zip(without_score, numbers, strict=True):
                 scores[index] = number
         return [
-            self.entry(index, scores[index]) | _span_of(pairs[index])
+            self.entry(index, scores[index]) | span_fields((pair := pairs[index]) and pair.span)
             for index in chosen[: self.num_best]
         ]
 
 
-def _span_of(scored: Scored | None) -> dict[str, int]:
-    """The characters of a document's best window, where it was read in several."""
-    if scored is None or scored.span is None:
-        return {}
-    return dict(zip(("start", "end"), scored.span, strict=True))
+def span_fields(span: Span | None) -> dict[str, int]:
+    """The characters of the window that decided, where a text was read in several."""
+    return dict(zip(("start", "end"), span, strict=True)) if span else {}
 
 
 def numbers_below(scores: Iterable[Any], num: int) -> list[float]:

@@ -21,7 +21,6 @@ from addnorm.service.engine.manifest import WindowRule
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Logits, Output, Pooled, TokenVectors
 from addnorm.service.engine.outputs.per_token import counted
-from addnorm.service.engine.windows import Windows
 from addnorm.service.errors import DeadlineNotMet, InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.texts.json_answers import Finish, Unscored, compared
@@ -49,7 +48,7 @@ class RerankOptions(WindowOptions):
         " read in up to so many windows, and the rest is cut.",
     )
     overlap_tokens: int | None = Field(
-        None, ge=0, description="SiliconFlow's: the overlap of windows."
+        None, ge=0, lt=2**31, description="SiliconFlow's: the overlap of windows."
     )
 
     def window_rule(self) -> WindowRule | None:
@@ -119,7 +118,9 @@ async def score_pairs(
 
     def finish(ask: Ask) -> Iterator[Any]:
         scores: list[classification.Scored | None] = [None] * num
-        pair_scores = _of_best_windows(ask.windows, compare(ask))
+        pair_scores = _of_best_windows(ask, compare(ask))
+        if ask.in_time and not pair_scores:
+            raise tools.answers.gate.too_late(ask, "of no document all would be there")
         for at, score in pair_scores.items():
             scores[chosen[at]] = score
         if ask.in_time or alias.first:
@@ -131,18 +132,21 @@ async def score_pairs(
 
 
 def _of_best_windows(
-    windows: Windows | None, scores: dict[int, classification.Scored]
+    ask: Ask, scores: dict[int, classification.Scored]
 ) -> dict[int, classification.Scored]:
     """Scores of windows -> that of each pair's best one. A pair has none unless all are there."""
-    if windows is None:
+    if ask.windows is None:
         return scores
-    pair_scores = dict[int, classification.Scored]()
-    for pair, places in enumerate(windows.of_texts()):
+    pair_scores, ask.num_windows = dict[int, classification.Scored](), 0
+    for pair, places in enumerate(ask.windows.of_texts()):
         candidates = [window for window in range(places.start, places.stop) if window in scores]
-        if len(candidates) == places.stop - places.start:
-            best = max(candidates, key=lambda window: scores[window].logit)
-            span = windows.windows[best].span if len(candidates) > 1 else None
-            pair_scores[pair] = scores[best]._replace(span=span)
+        if len(candidates) < places.stop - places.start:
+            continue
+        best, span = max(candidates, key=lambda window: scores[window].logit), None
+        if len(candidates) > 1:
+            ask.num_windows += len(candidates)
+            span = ask.windows.windows[best].span
+        pair_scores[pair] = scores[best]._replace(span=span)
     return pair_scores
 
 

@@ -2,6 +2,7 @@
 become one result for each text. `reranking.py` has those of pairs."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from addnorm.service.asking.tasks import classification, fill_mask, tagging
 from addnorm.service.asking.tasks.classification import Function
 from addnorm.service.asking.tasks.pieces import Pieces
 from addnorm.service.asking.tasks.tagging import Aggregation, TokenPlaces
-from addnorm.service.asking.tasks.window_scores import Joining, TextScores, join
+from addnorm.service.asking.tasks.window_scores import Joining, TextScores, beside, join
 from addnorm.service.engine.batch import Batch, Floats, Ints
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.manifest import WindowRule
@@ -151,7 +152,8 @@ async def label_scores(
     function = options.function_to_apply or manifest.score_function
     texts, joining = tools.texts.in_windows(texts, options.window_rule(), ask, True), Joining()
     if texts.windows:
-        are_independent = manifest.score_function is not None or function == "sigmoid"
+        # labels that compete do so by whatever function: else each could hide another's window
+        are_independent = manifest.score_function is not None and function != "softmax"
         joining = Joining.of_labels(texts.windows, labels, are_independent, texts.model.bundle.ref)
     ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
 
@@ -186,21 +188,29 @@ async def zero_shot(
     full_texts = map(str, texts.whole(texts.texts))
     pairs = [(text, hypothesis) for text in full_texts for hypothesis in hypotheses]
     place = text_with_label(texts.field, len(candidates))
-    pair_texts = texts._replace(texts=pairs, named=place, split_part=0, num_aligned=len(candidates))
-    joining = Joining()
+    joining, aligned = Joining(), [len(candidates)] * len(texts.texts)
     if texts.windows:
         rule = known_label(texts.windows, options.windows, candidates)
         joining = Joining.of_labels(rule, candidates, options.multi_label, "candidate_labels")
+        if options.multi_label and joining.label is None:  # no label changes another's windows
+            aligned = [1] * len(pairs)
+    pair_texts = texts._replace(texts=pairs, named=place, split_part=0, aligned=aligned)
     ask.batch, ask.padding = await tools.texts.tokenize(pair_texts, ask)
 
-    def finish(ask: Ask) -> Iterator[Any]:
-        for windows, logits in by_window(ask, len(candidates)):
+    def score(ask: Ask) -> Iterator[TextScores]:
+        for windows, logits in by_window(ask, aligned):
             numbers = (
                 classification.zero_shot(label_logits, entailment, options.multi_label)
                 for label_logits in logits
             )
             scores, order = map(np.stack, zip(*numbers, strict=True))
-            result = join(scores, order, scores, windows, joining)
+            yield join(scores, order, scores, windows, joining)
+
+    def finish(ask: Ask) -> Iterator[Any]:
+        results = score(ask)
+        for _ in texts.texts:
+            num_groups = len(aligned) // len(texts.texts)
+            result = beside(list(islice(results, num_groups)))
             yield classification.rank_labels(
                 result.scores, result.logits, candidates, spans=result.spans
             )
@@ -216,19 +226,20 @@ def known_label(rule: WindowRule, sent: WindowRule | None, labels: Sequence[str]
     return rule if is_sent or rule.label in labels else rule.model_copy(update={"label": None})
 
 
-def by_window(ask: Ask, num_pairs: int) -> Iterator[tuple[Sequence[Window], Floats]]:
-    """The logits of so many neighbouring pairs, which have the windows of one text in common:
+def by_window(ask: Ask, aligned: Sequence[int]) -> Iterator[tuple[Sequence[Window], Floats]]:
+    """The logits of neighbouring pairs, so many of each text, which have its windows in common:
     `[windows, pairs, labels]`, and these windows. None are named if texts are not split."""
-    logits = ask.value(Logits).joined
-    if ask.windows is None:
-        for start in range(0, len(logits), num_pairs):
-            yield (), logits[None, start : start + num_pairs]
-        return
-    places = list(ask.windows.of_texts())
-    for first in range(0, len(places), num_pairs):
-        block = logits[places[first].start : places[first + num_pairs - 1].stop]
-        split_logits = block.reshape(num_pairs, -1, logits.shape[1]).swapaxes(0, 1)
-        yield ask.windows.windows[places[first]], split_logits
+    logits, first = ask.value(Logits).joined, 0
+    places = list(ask.windows.of_texts()) if ask.windows else []
+    for num_pairs in aligned:
+        last = first + num_pairs - 1
+        if ask.windows:
+            block = logits[places[first].start : places[last].stop]
+            split_logits = block.reshape(num_pairs, -1, logits.shape[1]).swapaxes(0, 1)
+            yield ask.windows.windows[places[first]], split_logits
+        else:
+            yield (), logits[None, first : last + 1]
+        first = last + 1
 
 
 async def tag(ask: Ask, tools: Tools, texts: TextsToTokenize, options: TagOptions) -> Finish:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from weakref import WeakSet
 
@@ -98,11 +99,12 @@ class TextsToTokenize(NamedTuple):
     prompt: str = ""  # of single texts
     named: Place | None = None  # where others are made of the caller's texts
     sent_truncate: bool | None = None  # the caller's own word; None: the route's or the setting's
+    takes_windows: bool = False  # whether the request may ask for them
     windows: WindowRule | None = None  # how those are read that are longer than the model takes
     most_windows: int | None = None  # that the caller wants of each; the rest is cut
     split_part: int | None = None  # which of a pair is split; None: the longer one
     overlap_field: str = "windows.overlap"
-    num_aligned: int = 1  # so many neighbours are pairs of one text, and have its windows in common
+    aligned: Sequence[int] = ()  # numbers of neighbours: pairs of one text, with windows in common
     enough: float = math.inf  # tokens, after which no more of them are read
     until: float = math.inf  # by time.monotonic(): no more are read after it
 
@@ -240,6 +242,13 @@ class TextReader:
         )
         max_windows, max_tokens = self.settings.max_windows, tokenizer.max_text_tokens
         split = partial(_windows, to_tokenize, max_tokens, max_windows, ask.cut)
+        if num := to_tokenize.most_windows:  # what lies behind them is not read
+            limit = tokenizer.max_characters * min(num, max_windows)
+            excerpts = [
+                text[:limit] if isinstance(text, str) else (text[0], text[1][:limit])
+                for text in to_tokenize.texts
+            ]
+            to_tokenize = to_tokenize._replace(texts=excerpts)
         ask.windows = await self.tokenize_with(to_tokenize, read, ask, split, math.inf)
         ask.num_windows = ask.windows.num_split
         cells = [window.cells for window in ask.windows.windows]
@@ -262,7 +271,7 @@ class TextReader:
         if not rule and cuts_hide and is_default_cut and self.settings.truncate is None:
             rule = WindowRule()
         rejects = texts.sent_truncate is False and not sent
-        return texts if rejects or not rule else texts._replace(windows=rule)
+        return texts._replace(takes_windows=True, windows=None if rejects else rule)
 
     def in_time(self, to_tokenize: TextsToTokenize, ask: Ask) -> TextsToTokenize:
         """The texts, of which no more are read than may be computed in the ask's time, beside
@@ -402,13 +411,14 @@ class TextReader:
         limit = tokenizer.max_characters
         if to_tokenize.windows:
             limit *= self.settings.max_windows
-        can_be_cut = to_tokenize.truncate and not to_tokenize.windows
+        can_be_cut = to_tokenize.truncate
+        if to_tokenize.windows:
+            can_be_cut = to_tokenize.most_windows is not None
         if not can_be_cut and (longest := max(sizes := to_tokenize.sizes())) > limit:
             index = sizes.index(longest)
             if to_tokenize.windows:
-                raise _too_many_windows(
-                    to_tokenize, index, f"{longest} characters", self.settings.max_windows
-                )
+                may_have = f"and {self.settings.max_windows} windows of {{}} may have {limit}"
+                raise _too_many_windows(to_tokenize, index, f"{longest} characters, {may_have}")
             raise _too_long(to_tokenize, index, longest, "characters", limit)
         return tokenizer
 
@@ -455,7 +465,8 @@ def check_rule(rule: WindowRule | None, take: Literal["max", "mean"] | None, rea
         value = getattr(rule, part)
         if value is not None and (part == "label" or value != take):
             raise InvalidInput(
-                f"windows.{part} is {value[:60]!r}, but {reason}: leave it out", param="windows"
+                f"windows.{part} is {value[:60]!r}, but {reason}: leave it out",
+                param=f"windows.{part}",
             )
 
 
@@ -545,28 +556,29 @@ def _windows(
     characters of texts that have more windows than their caller wants. InvalidInput if what stands
     around a text leaves no room for it."""
     windows, counts = list[Window](), list[int]()
-    rule, num_aligned = to_tokenize.windows or WindowRule(), to_tokenize.num_aligned
-    for start in range(0, len(rows), num_aligned):
+    rule, start = to_tokenize.windows or WindowRule(), 0
+    for num_aligned in to_tokenize.aligned or repeat(1, len(rows)):
         neighbours = rows[start : start + num_aligned]
         num_around = max(row.num_around for row in neighbours)
         room = max_tokens - num_around
         overlap = min(OVERLAP, int(MOST_OVERLAP * room)) if rule.overlap is None else rule.overlap
         for index, row in enumerate(neighbours, start):
             num_tokens = row.end - row.begin
-            if num_tokens <= room:
-                windows += row.windows(max(1, room), 0)
-                counts.append(1)
-                continue
-            if overlap >= room:
+            fits = num_tokens <= room
+            if overlap >= room and not fits:
                 raise _no_room(to_tokenize, index, num_around, max_tokens, rule.overlap)
-            num = num_windows(num_tokens, room, overlap)
+            num = 1 if fits else num_windows(num_tokens, room, overlap)
             num_read = min(num, to_tokenize.most_windows or num)
             if num_read > max_windows:
-                raise _too_many_windows(to_tokenize, index, f"{num_tokens} tokens", max_windows)
-            if num_read < num:
-                cut.append(row.num_characters)
-            windows += row.windows(room, overlap)[:num_read]
+                which_are = f"which are {num_read} windows of {{}}, the limit is {max_windows}"
+                raise _too_many_windows(to_tokenize, index, f"{num_tokens} tokens, {which_are}")
+            text = to_tokenize.texts[index]
+            size = len(text if isinstance(text, str) else text[1])
+            if num_read < num or (to_tokenize.most_windows and row.num_characters < size):
+                cut.append(size)
+            windows += row.windows(max(1, room), 0 if fits else overlap)[:num_read]
             counts.append(num_read)
+        start += num_aligned
         checkpoint()
     return Windows(windows, counts)
 
@@ -581,7 +593,7 @@ def _no_room(
         return InvalidInput(
             f"{to_tokenize.overlap_field} is {overlap}, but {around}: for {place} at most"
             f" {room - 1} can overlap",
-            param=to_tokenize.overlap_field.partition(".")[0],
+            param=to_tokenize.overlap_field,
         )
     return InvalidInput(
         f"{place} cannot be read in windows: {around}; shorten what stands beside it",
@@ -589,12 +601,11 @@ def _no_room(
     )
 
 
-def _too_many_windows(
-    to_tokenize: TextsToTokenize, index: int, size: str, limit: int
-) -> TooManyWindows:
+def _too_many_windows(to_tokenize: TextsToTokenize, index: int, size: str) -> TooManyWindows:
+    """size: with a place for the model's name."""
     return TooManyWindows(
-        f"{to_tokenize.place(index)} has {size}, which need more than {limit} windows of"
-        f" {to_tokenize.model.bundle.ref}, the limit (ADDNORM_MAX_WINDOWS): send it in parts",
+        f"{to_tokenize.place(index)} has {size.format(to_tokenize.model.bundle.ref)}"
+        " (ADDNORM_MAX_WINDOWS): send it in parts",
         param=to_tokenize.field,
     )
 
@@ -603,6 +614,8 @@ def _too_long(
     to_tokenize: TextsToTokenize, index: int, size: int, unit: str, limit: int
 ) -> InvalidInput:
     cut = ', or send "truncate": true' if to_tokenize.can_cut else ""
+    if to_tokenize.takes_windows:
+        cut = f', or send "windows": {{}}, which reads all of it{cut}'
     of_type = f" of a {to_tokenize.input_type}" if to_tokenize.input_type else ""
     return InvalidInput(
         f"{to_tokenize.place(index)} has {size} {unit}, {size - limit} more than"
