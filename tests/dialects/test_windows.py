@@ -14,9 +14,9 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer, pipelin
 from addnorm.export import sources
 from addnorm.export.exporting import export
 from addnorm.export.wishes import Wishes
-from tests.conftest import OWN, client_of, inference_of
+from tests.conftest import OWN, client_of, inference_of, linked
 from tests.support import guard
-from tests.support.task_models import MAX_TEXT_TOKENS, export_task_models
+from tests.support.task_models import MAX_TEXT_TOKENS, TASK_MODELS
 from tests.support.texts import WORDS, library
 
 ALIASES = {
@@ -31,20 +31,19 @@ LONG = " ".join(random.Random(0).choices(PLAIN, k=150))
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Bundles, and the checkpoints that they come from below `checkpoints`."""
+def root(task_bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Bundles of all tasks, and of a guard."""
     root = tmp_path_factory.mktemp("windows")
-    export_task_models(root / "bundles", root / "checkpoints")
-    folder = guard.checkpoint(root / "checkpoints" / "guard")
-    export(sources.checkpoint(folder), root / "bundles", "guard")
-    return root
+    source = sources.checkpoint(guard.checkpoint(tmp_path_factory.mktemp("checkpoint")))
+    export(source, root, "guard")
+    return linked(root, task_bundles.iterdir())
 
 
 @pytest.fixture(scope="module")
 def client(root: Path) -> Iterator[httpx.Client]:
     defaults = {"classify": "guard", "rerank": "reranker"}
     changed = {**OWN, "cache_bytes": 2**22, "aliases": ALIASES, "default_models": defaults}
-    with client_of(inference_of(root / "bundles", **changed)) as client:
+    with client_of(inference_of(root, **changed)) as client:
         yield client
 
 
@@ -122,7 +121,7 @@ def test_the_operator_may_cut_and_a_caller_may_reject(root: Path, client: httpx.
     assert client.post("/predict", json={**body, "truncate": False}).status_code == 400
     rejected = client.post("/predict", json={**body, "model": "watchman", "truncate": False})
     assert rejected.status_code == 400
-    with client_of(inference_of(root / "bundles", truncate=True)) as cutting:
+    with client_of(inference_of(root, truncate=True)) as cutting:
         assert cutting.post("/predict", json=body).headers["x-addnorm-truncated"] == "1"
 
 
@@ -300,9 +299,9 @@ def test_decisions_are_those_of_the_window_that_decides(client: httpx.Client, mo
 
 @pytest.mark.parametrize("strategy", ["simple", "first", "average", "max"])
 def test_entities_are_those_of_transformers_with_stride(
-    root: Path, client: httpx.Client, strategy: str
+    client: httpx.Client, tmp_path: Path, strategy: str
 ) -> None:
-    folder, draws = root / "checkpoints" / "tagger", random.Random(1)
+    folder, draws = TASK_MODELS["tagger"](tmp_path), random.Random(1)
     tokenizer = AutoTokenizer.from_pretrained(folder, model_max_length=MAX_TEXT_TOKENS)
     model = AutoModelForTokenClassification.from_pretrained(folder)
     tag = pipeline(
@@ -425,11 +424,11 @@ def test_what_cannot_be_is_rejected_by_name(
     assert (answer.status_code, message in answer.text) == (status, True), answer.text
 
 
-def test_a_bundle_says_how_its_long_texts_are_read(root: Path, tmp_path: Path) -> None:
-    folder = root / "checkpoints" / "classifier"
+def test_a_bundle_says_how_its_long_texts_are_read(tmp_path: Path) -> None:
+    folder = TASK_MODELS["classifier"](tmp_path / "classifier")
     wishes = Wishes(windows=8, windows_label="entailment")
-    export(sources.checkpoint(folder, wishes), tmp_path, "classifier")
-    with client_of(inference_of(tmp_path)) as client:
+    export(sources.checkpoint(folder, wishes), tmp_path / "bundles", "classifier")
+    with client_of(inference_of(tmp_path / "bundles")) as client:
         body = {"texts": [LONG]}
         by_bundle = post(client, "/v1/classify", body)["results"]
         rule = {"overlap": 8, "label": "entailment"}
