@@ -38,7 +38,7 @@ def on_a_terminal(*words: str) -> list[str]:
     return output.decode().splitlines()
 
 
-def test_a_terminal_gets_three_lines_of_what_is_served(small: Path) -> None:
+def test_a_terminal_is_told_what_is_served_and_where(small: Path) -> None:
     served, where, page = on_a_terminal("--bundles", str(small))
     assert served.startswith("serving ")
     assert "notebook (complete, fp32)" in served
