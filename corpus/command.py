@@ -70,7 +70,7 @@ def _give_up(message: str) -> NoReturn:
 
 async def _check(options: argparse.Namespace) -> Report:
     check_writable("--json", options.json)
-    _complete(options)
+    job = _complete(options)
     key = client.api_key(options.api_key_env) if options.api_key_env else None
     file = VectorsFile(Location.parse(options.vectors), options.text_column, options.vector_column)
     fingerprint, stored = options.fingerprint, None
@@ -80,7 +80,7 @@ async def _check(options: argparse.Namespace) -> Report:
     except ValueError as error:
         source = f"{file.path}: its metadata" if fingerprint is None else "--fingerprint"
         raise CorpusError(f"{source}: {error}") from None
-    sample = file.draw_sample(options.sample, options.seed)
+    sample = file.draw_sample(options.sample, options.seed, job.bad == "null")
     print(
         f"{file.path}: {len(sample.rows):,} of {file.num_rows:,} rows,"
         f" {sample.vectors.shape[1]:,} numbers of {sample.vectors.dtype} each"
@@ -112,13 +112,15 @@ class Job(BaseModel):
     dimensions: PositiveInt | None = None
     text: list[str] = Field(["text"], min_length=1)  # columns
     vector: str = "vector"
+    bad: str = ""  # rows
 
 
-def _complete(options: argparse.Namespace) -> None:
-    """Options that are not given are those that `addnorm embed` had, if it made the file."""
+def _complete(options: argparse.Namespace) -> Job:
+    """The job of `addnorm embed`, if it made the file. Options that are not given are the job's."""
     plan = plan_of(Location.parse(options.vectors)) or {}
     try:
-        job = Job.model_validate({**plan.get("options", {}), **plan.get("columns", {})})
+        groups = (plan.get(group, {}) for group in ("options", "columns", "rows"))
+        job = Job.model_validate({key: value for group in groups for key, value in group.items()})
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         problem = f"{first['loc'][0]}: {first['msg']}"
@@ -132,6 +134,7 @@ def _complete(options: argparse.Namespace) -> None:
     for name in ("precision", "prompt_name", "dimensions"):
         if getattr(options, name) is None:
             setattr(options, name, getattr(job, name))
+    return job
 
 
 async def _embed(options: argparse.Namespace, sample: Sample, key: str | None) -> Embedded:

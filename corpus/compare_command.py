@@ -8,11 +8,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -198,27 +198,14 @@ def _texts(options: argparse.Namespace, source: Source) -> Texts:
     number = max(1, min(options.sample, len(rows) // 10))
     drawn = np.sort(np.random.default_rng(options.seed).choice(rows, number, replace=False))
     is_searched[drawn] = False
-    return Texts([*map(str, _rows_of(source, drawn))], drawn, is_searched)
-
-
-def _rows_of(source: Source, rows: Ints) -> Iterator[Text]:
-    """The texts of some rows, in their order."""
-    start = 0
-    for piece in source.pieces():
-        here = rows[(rows >= start) & (rows < start + piece.num_rows)]
-        yield from source.texts(piece.take(pa.array(here - start)))
-        start += piece.num_rows
+    return Texts([*map(str, source.some_texts(drawn))], drawn, is_searched)
 
 
 def _blocks(source: Source, rows: Ints) -> Iterator[tuple[list[Text], Ints]]:
-    texts, start = list[Text](), 0
-    for text in _rows_of(source, rows):
-        texts.append(text)
-        if len(texts) == BLOCK_ROWS:
-            yield texts, rows[start : start + len(texts)]
-            texts, start = [], start + len(texts)
-    if texts:
-        yield texts, rows[start:]
+    texts = source.some_texts(rows)
+    for start in range(0, len(rows), BLOCK_ROWS):
+        block = rows[start : start + BLOCK_ROWS]
+        yield [*map(str, islice(texts, len(block)))], block
 
 
 def compare(arguments: Sequence[str]) -> None:
@@ -291,7 +278,7 @@ async def _compare_vectors(source: Source, texts: Texts, a: Side, b: Side) -> di
     figures = agreement.figures()
     worst = [entry["row"] for entry in figures["lowest_cosines"]]
     texts_by_row = dict(
-        zip(sorted(worst), _rows_of(source, np.array(sorted(worst), np.int64)), strict=True)
+        zip(sorted(worst), source.some_texts(np.array(sorted(worst), np.int64)), strict=True)
     )
     for entry in figures["lowest_cosines"]:
         entry["text"] = texts_by_row[entry["row"]]
@@ -308,7 +295,7 @@ async def _compare_orders(source: Source, texts: Texts, a: Side, b: Side) -> dic
     number = min(NUM_CANDIDATES, len(rows))
     drawn = np.stack([draws.choice(rows, number, replace=False) for _ in queries])
     texts_by_row = dict(
-        zip(np.unique(drawn).tolist(), _rows_of(source, np.unique(drawn)), strict=True)
+        zip(np.unique(drawn).tolist(), source.some_texts(np.unique(drawn)), strict=True)
     )
     scores = Scores()
     for place, query in enumerate(tqdm(queries, desc="comparing", unit=" queries", disable=None)):

@@ -59,15 +59,21 @@ class VectorsFile:
         stored = (self._file.metadata.metadata or {}).get(METADATA_KEY.encode())
         return None if stored is None else stored.decode(errors="replace")
 
-    def draw_sample(self, num_rows: int, seed: int) -> Sample:
+    def draw_sample(self, num_rows: int, seed: int, may_lack: bool = False) -> Sample:
         """So many rows, drawn without repeats; all if the file has no more. CorpusError names a row
-        that has no text or no vector."""
+        that has no text or no vector. may_lack: rows without a vector are left out instead."""
         drawn = np.random.default_rng(seed).choice(
             self.num_rows, min(num_rows, self.num_rows), replace=False, shuffle=False
         )
-        rows, texts, vectors = np.sort(drawn), list[str](), list[NDArray[Any]]()
+        rows, texts, vectors = list[NDArray[np.int64]](), list[str](), list[NDArray[Any]]()
         with in_one_line(self._where):
-            for numbers, batch in self._pieces(rows):
+            for numbers, batch in self._pieces(np.sort(drawn)):
+                if may_lack:
+                    has_vector = batch.column(self.columns[1]).is_valid()
+                    numbers, batch = numbers[np.asarray(has_vector)], batch.filter(has_vector)
+                if not len(numbers):
+                    continue
+                rows.append(numbers)
                 texts += texts_of(batch.column(self.columns[0]), numbers)
                 block = numbers_of(batch.column(self.columns[1]), numbers)
                 vectors.append(block)
@@ -77,7 +83,9 @@ class VectorsFile:
                         f" before it have {vectors[0].shape[1]}: all vectors must have the same"
                         " size"
                     )
-        return Sample(rows, texts, np.concatenate(vectors))
+        if not rows:
+            raise CorpusError(f"{self.path}: no row of the sample has a vector")
+        return Sample(np.concatenate(rows), texts, np.concatenate(vectors))
 
     def _type(self, option: str, name: str) -> pa.DataType:
         schema = self._file.schema_arrow
@@ -117,9 +125,10 @@ def check_texts(type_: pa.DataType, path: Location, name: str) -> None:
         )
 
 
-def first_not_utf8(texts: Any) -> int | None:
-    """Index of the first text of an Arrow array that is not UTF-8. Parquet does not check it."""
+def not_utf8(texts: Any) -> list[int]:
+    """Indices of the texts of an Arrow array that are not UTF-8. Parquet does not check it."""
     plain = texts.dictionary_decode() if isinstance(texts, pa.DictionaryArray) else texts
+    broken = list[int]()
     try:
         plain.validate(full=True)
     except pa.ArrowInvalid:
@@ -127,13 +136,13 @@ def first_not_utf8(texts: Any) -> int | None:
             try:
                 text.as_py()
             except UnicodeDecodeError:
-                return index
-    return None
+                broken.append(index)
+    return broken
 
 
 def texts_of(column: Any, rows: NDArray[np.int64]) -> list[str]:
-    if (broken := first_not_utf8(column)) is not None:
-        raise CorpusError(f"row {rows[broken]} has a text that is not UTF-8")
+    if broken := not_utf8(column):
+        raise CorpusError(f"row {rows[broken[0]]} has a text that is not UTF-8")
     texts: list[str | None] = column.to_pylist()
     if None in texts:
         raise CorpusError(f"row {rows[texts.index(None)]} has null instead of a text")

@@ -195,6 +195,13 @@ def moved(table: pa.Table) -> pa.Table:
     return table.take(np.random.default_rng(1).permutation(len(table)))
 
 
+def of_other_types(table: pa.Table) -> pa.Table:
+    """DuckDB and pandas write it so: without metadata and without types of one size."""
+    digests = pa.array(table.column("vector_of_text").to_pylist(), pa.binary())
+    place = table.column_names.index("vector_of_text")
+    return table.set_column(place, "vector_of_text", digests).replace_schema_metadata(None)
+
+
 KEPT: dict[str, tuple[Callable[[pa.Table], pa.Table], dict[str, Any]]] = {
     "moved": (moved, {"compression": "snappy", "row_group_size": 7}),
     "half of them": (lambda table: table.slice(0, NUM_ROWS // 2), {}),
@@ -203,6 +210,12 @@ KEPT: dict[str, tuple[Callable[[pa.Table], pa.Table], dict[str, Any]]] = {
     "without texts": (lambda table: table.drop_columns(["text"]), {}),
     "as lists": (
         lambda table: with_vectors(table, lambda v: pa.array([*v], pa.large_list(pa.float32()))),
+        {},
+    ),
+    "by a program that loses metadata": (
+        lambda table: with_vectors(
+            of_other_types(table), lambda v: pa.array([*v], pa.list_(pa.float32()))
+        ),
         {},
     ),
     "as float64": (lambda table: with_vectors(table, lambda v: as_lists(v.astype(float))), {}),
@@ -223,6 +236,22 @@ def test_rows_that_another_program_moved_are_taken(
     num_kept = re.search(r"([\d,]+) rows reused", output.out)
     assert num_kept
     assert int(num_kept[1].replace(",", "")) >= min(len(table), NUM_ROWS)
+
+
+def test_a_file_without_metadata_needs_the_models_vectors(
+    embed: Embed, old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each row fits its digests, but no longer says by which model it was made."""
+    table = pq.read_table(old)
+    texts = digests_of(table.column("text").to_pylist())
+    table = with_vectors(table, put(slice(100, NUM_ROWS), 0.5))
+    digests = row_digests(texts, table.column("vector").combine_chunks())
+    table = table.set_column(table.column_names.index("vector_of_text"), "vector_of_text", digests)
+    pq.write_table(table.replace_schema_metadata(None), old)
+    with pytest.raises(SystemExit):
+        embed(tmp_path / "old.csv", "new.parquet", "--from", str(old))
+    message = capsys.readouterr().err
+    assert re.search(r"--from \S+: its metadata are lost, and of 64 vectors \d+ have", message)
 
 
 def test_an_earlier_file_that_changes_after_it_was_checked_ends_the_job(
