@@ -45,6 +45,12 @@ COMMANDS = {
         CORPUS,
         cannot_run=2,  # 1 says that they differ
     ),
+    "pin": Command(
+        "addnorm.corpus.command",
+        "write the bits of a model's known answers, for `check --pin`",
+        CORPUS,
+        cannot_run=2,
+    ),
     "compare": Command(
         "addnorm.corpus.compare_command",
         "compare two models, precisions, servers or files of vectors on your texts",

@@ -1,4 +1,4 @@
-"""The command `addnorm check`."""
+"""The commands `addnorm check` and `addnorm pin`."""
 
 import argparse
 import asyncio
@@ -7,9 +7,10 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import NoReturn, get_args
+from typing import Any, get_args
 
 import httpx
 from pydantic import BaseModel, Field, PositiveInt, ValidationError
@@ -17,17 +18,20 @@ from pydantic import BaseModel, Field, PositiveInt, ValidationError
 from addnorm.corpus import embeddings_client as client
 from addnorm.corpus.embeddings_client import DTYPES, Embedded, Options
 from addnorm.corpus.errors import CorpusError
-from addnorm.corpus.index_check import Report, report
+from addnorm.corpus.index_check import Fingerprints, Report, report
 from addnorm.corpus.parts import PLAN_KEY, plan_of
-from addnorm.corpus.storage import Location
+from addnorm.corpus.storage import Location, in_one_line
 from addnorm.corpus.vectors_file import Sample, VectorsFile
-from addnorm.service.engine.fingerprint import from_text
+from addnorm.service.engine.fingerprint import Recorded, from_text, to_text
 from addnorm.service.engine.manifest import Precision
 
 EQUAL, DIFFERENT, CANNOT_CHECK = 0, 1, 2
 DESCRIPTION = """\
 Embeds a sample of a Parquet file's rows again and compares the vectors with the stored vectors.
 If `addnorm embed` wrote the file, its columns, precision, prompt and dimensions are the defaults.
+
+With --pin it computes nothing, and compares the bits of the model's known answers with a file of
+`addnorm pin`: it tells whether a new version of a library, a processor or a bundle moved vectors.
 
 exit codes: 0 the vectors are equal, 1 they differ, 2 they cannot be compared
 
@@ -40,38 +44,105 @@ def check(arguments: Sequence[str]) -> None:
     """Exits with one of the codes above."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.bundle and options.api_key_env:
-        parser.error("--api-key-env applies to a server only: use it with --url")
+    _check_target(parser, options)
+    if (options.vectors is None) == (options.pin is None):
+        parser.error("give a file of vectors, or --pin FILE")
+    if options.pin:
+        sys.exit(_exit_code("check", lambda: asyncio.run(_check_pin(options))))
+    sys.exit(_exit_code("check", lambda: _check_vectors(options)))
+
+
+def pin(arguments: Sequence[str]) -> None:
+    """Writes the bits of known answers. Exits with code 2 if there are none."""
+    parser = argparse.ArgumentParser(
+        prog="addnorm pin",
+        description="Writes digests of the bits of a model's known answers to a file, to which"
+        " `addnorm check --pin FILE` compares them after an upgrade.",
+        epilog="Example: addnorm pin model.pin.json --bundle bundles/my-model/1",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE")
+    _add_target(parser)
+    options = parser.parse_args(arguments)
+    _check_target(parser, options)
+    sys.exit(_exit_code("pin", lambda: asyncio.run(_write_pin(options))))
+
+
+def _exit_code(command: str, run: Callable[[], int]) -> int:
     try:
-        check_report = asyncio.run(_check(options))
-        code = DIFFERENT
-        if check_report.verdict in ("bit-equal", options.accept):
-            code = EQUAL
-        print("\n".join(check_report.lines()))
-        if options.json:
-            values = vars(options)
-            paths = {name: str(value) for name, value in values.items() if isinstance(value, Path)}
-            written = {**check_report.as_json(), "exit_code": code, "options": {**values, **paths}}
-            try:
-                options.json.write_text(json.dumps(written, indent=2) + "\n")
-            except OSError as error:
-                raise CorpusError(f"--json {options.json}: {error.strerror}") from None
+        return run()
     except CorpusError as error:
-        _give_up(f"addnorm check: {error}")
+        print(f"addnorm {command}: {error}", file=sys.stderr)
     except Exception:  # Python's own exit code would say that the vectors differ
-        _give_up(traceback.format_exc())
-    sys.exit(code)
+        traceback.print_exc()
+    return CANNOT_CHECK
 
 
-def _give_up(message: str) -> NoReturn:
-    print(message, file=sys.stderr)
-    sys.exit(CANNOT_CHECK)
+async def _records(options: argparse.Namespace) -> tuple[str, dict[str, Recorded]]:
+    """The model's name, and its fingerprint in each precision whose bits are promised."""
+    async with _target(options) as asking:
+        entry = await client.show_model(asking, options.model or await client.only_model(asking))
+    records = {
+        precision: Recorded(entry["fingerprint"][precision], parts, entry["bits"][precision])
+        for precision, parts in entry["fingerprint_parts"].items()
+        if entry.get("bits", {}).get(precision)
+    }
+    if not records:
+        raise CorpusError(
+            f"{entry['id']} has no bits to compare: it runs on a GPU, or its certificate records"
+            " none (`addnorm verify` records them), or the server is of an earlier version"
+        )
+    return entry["id"], records
+
+
+async def _write_pin(options: argparse.Namespace) -> int:
+    check_writable("FILE", options.file)
+    model, records = await _records(options)
+    pins = {
+        name: json.loads(to_text(each.parts or {}, each.bits)) for name, each in records.items()
+    }
+    with in_one_line(str(options.file)):
+        options.file.write_text(json.dumps({"model": model, "precisions": pins}, indent=2) + "\n")
+    print(f"{options.file}: the bits of {model} in {', '.join(pins)}")
+    return EQUAL
+
+
+async def _check_pin(options: argparse.Namespace) -> int:
+    try:
+        pins = json.loads(options.pin.read_text())["precisions"]
+        stored = {name: from_text(json.dumps(record)) for name, record in pins.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorpusError(f"--pin {options.pin} is no file of `addnorm pin`: {error}") from None
+    model, served = await _records(options)
+    code = EQUAL
+    for precision, record in stored.items():
+        both = Fingerprints(record, served.get(precision))
+        code = code if both.has_equal_bits else DIFFERENT
+        differences = ", ".join(map(str, both.differences)) or "the parts are the same"
+        if precision not in served:
+            differences = f"it has {', '.join(served)}"
+        outcome = "no bit" if both.has_equal_bits else "bits"
+        print(f"{model} {precision}: {outcome} moved; {differences}")
+    return code
+
+
+def _check_vectors(options: argparse.Namespace) -> int:
+    check_report = asyncio.run(_check(options))
+    code = EQUAL if check_report.verdict in ("bit-equal", options.accept) else DIFFERENT
+    print("\n".join(check_report.lines()))
+    if options.json:
+        values = vars(options)
+        paths = {name: str(value) for name, value in values.items() if isinstance(value, Path)}
+        written = {**check_report.as_json(), "exit_code": code, "options": {**values, **paths}}
+        with in_one_line(f"--json {options.json}"):
+            options.json.write_text(json.dumps(written, indent=2) + "\n")
+    return code
 
 
 async def _check(options: argparse.Namespace) -> Report:
     check_writable("--json", options.json)
     job = _complete(options)
-    key = client.api_key(options.api_key_env) if options.api_key_env else None
+    if options.api_key_env:
+        client.api_key(options.api_key_env)  # before anything is read
     file = VectorsFile(Location.parse(options.vectors), options.text_column, options.vector_column)
     fingerprint, stored = options.fingerprint, None
     try:  # of the stored vectors: the one given, or the file's own
@@ -85,7 +156,7 @@ async def _check(options: argparse.Namespace) -> Report:
         f"{file.path}: {len(sample.rows):,} of {file.num_rows:,} rows,"
         f" {sample.vectors.shape[1]:,} numbers of {sample.vectors.dtype} each"
     )
-    return report(sample, await _embed(options, sample, key), stored)
+    return report(sample, await _embed(options, sample), stored)
 
 
 def check_writable(option: str, path: Path | None) -> None:
@@ -137,7 +208,7 @@ def _complete(options: argparse.Namespace) -> Job:
     return job
 
 
-async def _embed(options: argparse.Namespace, sample: Sample, key: str | None) -> Embedded:
+async def _embed(options: argparse.Namespace, sample: Sample) -> Embedded:
     dtype = sample.vectors.dtype.name
     request_options = Options(
         options.model,
@@ -146,9 +217,17 @@ async def _embed(options: argparse.Namespace, sample: Sample, key: str | None) -
         options.dimensions,
         dtype if dtype in DTYPES else "float32",
     )
-    bundle, url = options.bundle, options.url
-    async with client.in_process(bundle) if bundle else client.server(url, key) as asking:
+    async with _target(options) as asking:
         return await client.embed(asking, sample.texts, sample.rows.tolist(), request_options)
+
+
+def _target(options: argparse.Namespace) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+    """The server or the bundle that is asked."""
+    if options.bundle:
+        return client.in_process(options.bundle)
+    return client.server(
+        options.url, client.api_key(options.api_key_env) if options.api_key_env else None
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -159,7 +238,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("vectors", metavar="VECTORS.parquet", help="a local file or an s3:// address")
+    add("vectors", nargs="?", metavar="VECTORS.parquet", help="a local file or an s3:// address")
+    add("--pin", type=Path, metavar="FILE", help="compare the bits of known answers with this file")
     add("--text-column", metavar="NAME", help="column of texts (default: text)")
     add("--vector-column", metavar="NAME", help="column of vectors (default: vector)")
     of_stored = "fingerprint of the stored vectors; by default the one in the file's metadata"
@@ -178,6 +258,20 @@ def _parser() -> argparse.ArgumentParser:
         help="also exit with 0 for this verdict, not only for bit-equal",
     )
     add("--json", type=Path, metavar="FILE", help="file for all figures")
+    add = _add_target(parser)
+    add("--precision", choices=get_args(Precision), help="default: the model's default")
+    add("--prompt-name", metavar="NAME", help="default: the model's default prompt")
+    add(
+        "--dimensions",
+        type=positive,
+        metavar="N",
+        help="number of dimensions, if the stored vectors were truncated",
+    )
+    return parser
+
+
+def _add_target(parser: argparse.ArgumentParser) -> Callable[..., Any]:
+    """Returns the function that adds options to the group."""
     group = parser.add_argument_group("model that embeds the texts")
     targets = group.add_mutually_exclusive_group(required=True)
     targets.add_argument(
@@ -187,16 +281,13 @@ def _parser() -> argparse.ArgumentParser:
     targets.add_argument("--bundle", type=Path, metavar="DIR", help=served)
     add = group.add_argument
     add("--model", help="name or name/version, if the server has several models")
-    add("--precision", choices=get_args(Precision), help="default: the model's default")
-    add("--prompt-name", metavar="NAME", help="default: the model's default prompt")
-    add(
-        "--dimensions",
-        type=positive,
-        metavar="N",
-        help="number of dimensions, if the stored vectors were truncated",
-    )
     add("--api-key-env", metavar="VARIABLE", help="environment variable with the API key")
-    return parser
+    return add
+
+
+def _check_target(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if options.bundle and options.api_key_env:
+        parser.error("--api-key-env applies to a server only: use it with --url")
 
 
 def positive(text: str) -> int:

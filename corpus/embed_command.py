@@ -104,7 +104,8 @@ def _embed(options: argparse.Namespace, means: Means) -> None:
         model, tasks = embedder.model, embedder.model.bundle.tasks
         if model.tokenizer and KINDS[embed_options.output].task == "embed" and "embed" not in tasks:
             _tell(f"{model.bundle.ref} cannot embed, but can {', '.join(tasks)}: set --output")
-        metadata = {METADATA_KEY: to_text(embedder.fingerprint)}
+        fingerprint = embedder.fingerprint
+        metadata = {METADATA_KEY: to_text(fingerprint.parts or {}, fingerprint.bits)}
         if embedder.labels:
             metadata[LABELS_KEY] = ",".join(embedder.labels)
         policy = options.bad_rows
@@ -113,7 +114,7 @@ def _embed(options: argparse.Namespace, means: Means) -> None:
             "options": as_dict(embedder.options),
             "columns": {"text": source.text_columns, "vector": options.vector_column},
             "rows": {} if policy == "refuse" else {"bad": policy},
-            "fingerprint": embedder.fingerprint,
+            "fingerprint": fingerprint.record,
         }
         parts = means.parts(options.out, plan, metadata)
         reading = embedding_job.first_reading(source, embedder)
@@ -142,6 +143,10 @@ def _run(
     is_new = np.concatenate(
         [(earlier.find(digests) < 0) & (digests != NO_TEXT) for digests in reading]
     )
+    if earlier.remark:
+        _tell(
+            f"{options.earlier} was made with {earlier.remark}: no bit of the known answers moved"
+        )
     if reason:
         _tell(f"{options.earlier} {reason}: none of {len(is_new):,} rows can be reused")
     elif earlier.num_changed:

@@ -5,6 +5,7 @@ Sequences are sorted by length, so that nothing is padded. Knows no files.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.tasks.classification import probabilities
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.batch import Batch, Ints, Padding
+from addnorm.service.engine.fingerprint import Recorded
 from addnorm.service.engine.manifest import InputType, Task
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Logits, Output, Pooled, Sparse, TokenVectors, Value
@@ -237,8 +239,8 @@ class Embedder:
         self.token_budget = self.model.target(options.precision).token_budget
         self._request_tokens = self.token_budget  # until the speed is measured
         # what takes more may have too many tokens
-        self._fitting_bytes = self.model.bundle.manifest.limits.max_text_tokens - SPECIAL_TOKENS
-        self._fitting_bytes -= len(prompt.encode())
+        fitting = self.model.bundle.manifest.limits.max_text_tokens - SPECIAL_TOKENS
+        self._fitting_bytes = math.inf if options.truncate else fitting - len(prompt.encode())
         self.num_workers = self._service.settings.num_cores
         num_requests = self.num_workers // 2 + SPARE_REQUESTS
         self._under_way = asyncio.Semaphore(num_requests)
@@ -247,9 +249,9 @@ class Embedder:
         self._service.close()
 
     @property
-    def fingerprint(self) -> dict[str, str]:
-        """The parts."""
-        return self.engine.fingerprint.parts()
+    def fingerprint(self) -> Recorded:
+        fingerprint = self.engine.fingerprint
+        return Recorded(fingerprint.digest, fingerprint.parts(), fingerprint.bits)
 
     @property
     def labels(self) -> tuple[str, ...] | None:
@@ -317,13 +319,20 @@ class Embedder:
                 joined = "".join(text)
                 if not joined.strip() or len(joined.encode()) > self._fitting_bytes:
                     doubtful.append((text, row))
-        problems = dict[int, str]()
-        for text, row in doubtful:
-            try:
-                await self.tokenize([text], np.array([row]))
-            except CorpusError as error:
-                problems[row] = str(error)
-        return problems
+        return await self._problems(doubtful)
+
+    async def _problems(self, texts: Sequence[tuple[Text, int]]) -> dict[int, str]:
+        """Tokenizes all at once, and halves of them where one is rejected."""
+        if not texts:
+            return {}
+        try:
+            await self.tokenize([text for text, _ in texts], np.array([row for _, row in texts]))
+        except CorpusError as error:
+            if len(texts) == 1:
+                return {texts[0][1]: str(error)}
+            middle = len(texts) // 2
+            return await self._problems(texts[:middle]) | await self._problems(texts[middle:])
+        return {}
 
     async def start(self, batch: Batch, rows: Ints, done: Done = _nothing) -> Computing:
         """Returns once the last request is under way. rows: numbers of the sequences, for messages.
@@ -363,8 +372,10 @@ class Embedder:
             raise CorpusError(f"rows {rows.min()} to {rows.max()}: {error.message}") from None
         finally:
             self._under_way.release()
-        per_s = batch.num_tokens / max(time.monotonic() - started, 1e-9)
-        self._request_tokens = min(int(per_s * REQUEST_S) + 1, MICRO_BATCHES * self.token_budget)
+        if batch.num_tokens > self._request_tokens // 2:  # a smaller one tells too little
+            per_s = batch.num_tokens / max(time.monotonic() - started, 1e-9)
+            most = MICRO_BATCHES * self.token_budget
+            self._request_tokens = min(int(per_s * REQUEST_S) + 1, most)
         await done(indices, batch, column)
         return column
 

@@ -37,7 +37,7 @@ LINE_EVERY_S = 30.0  # a log of ten hours has 1,200 of them
 WINDOW_ROWS = 16_384
 WINDOW_BYTES = 64 * 2**20  # rows, tokens and vectors
 # Vectors of an unfinished window are saved. Larger: a kill loses more. Smaller: more files.
-SAVE_EVERY_S = 20.0
+SAVE_EVERY_S = 15.0
 SAMPLE_ROWS, SAMPLE_S = 2048, 10.0  # computed at most to estimate a job
 
 

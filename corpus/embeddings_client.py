@@ -127,14 +127,18 @@ async def embed(
         raise CorpusError("the server replaced the model during the check: run the check again")
     # the name that was asked for, which may have a version
     model, digest = options.model or in_order[0].model, in_order[0].digest
-    parts_by_digest: dict[str, Parts] = {}
+    parts_by_digest, recorded = dict[str, Parts](), None
     if digest:
         entry = await show_model(client, model)
         parts = entry["fingerprint_parts"]
         parts_by_digest = {
             fingerprint: parts[precision] for precision, fingerprint in entry["fingerprint"].items()
         }
-    recorded = Recorded(digest, parts_by_digest.get(digest)) if digest else None
+        bits_by_digest = {
+            fingerprint: entry.get("bits", {}).get(precision)
+            for precision, fingerprint in entry["fingerprint"].items()
+        }
+        recorded = Recorded(digest, parts_by_digest.get(digest), bits_by_digest.get(digest))
     vectors = np.concatenate([answer.vectors for answer in in_order])
     return Embedded(vectors, model, recorded, parts_by_digest)
 
@@ -232,13 +236,25 @@ def _read(response: httpx.Response, num_texts: int, options: Options, as_scores:
     return _Answer(vectors, model, response.headers.get(FINGERPRINT_HEADER))
 
 
+async def only_model(client: httpx.AsyncClient) -> str:
+    """The name of the only model that is served. CorpusError if there are several."""
+    names = [entry["id"] for entry in (await _get(client, "v1/models"))["data"]]
+    if len(names) != 1:
+        raise CorpusError(f"{client.base_url} serves {', '.join(names)}: choose with --model")
+    return str(names[0])
+
+
 async def show_model(client: httpx.AsyncClient, model: str) -> dict[str, Any]:
     """The entry of a model in `/v1/models`. CorpusError if there is none."""
+    return await _get(client, f"v1/models/{model}")
+
+
+async def _get(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
     try:
-        response = await client.get(f"v1/models/{model}")
+        response = await client.get(path)
     except httpx.HTTPError as error:
         raise _no_answer(client, error) from None
     if not response.is_success:
         raise CorpusError(_rejection(response)[0])
-    entry: dict[str, Any] = response.json()
-    return entry
+    answer: dict[str, Any] = response.json()
+    return answer

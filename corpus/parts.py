@@ -25,6 +25,7 @@ from addnorm.corpus.embedder import RowVectors
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.index_check import Difference
 from addnorm.corpus.storage import Location, in_one_line
+from addnorm.service.engine.fingerprint import moved
 
 PLAN_KEY = "addnorm.job"  # of the metadata of OUT and its parts: what they were made of
 FIRST_ROW_KEY = "addnorm.first_row"  # of a part's
@@ -234,9 +235,14 @@ def differences(old: Plan, new: Plan) -> list[str]:
     return [
         str(Difference(f"{group} {name}", _in_words(old, group, name), _in_words(new, group, name)))
         for group in new
-        for name in {**old.get(group, {}), **new[group]}
-        if old.get(group, {}).get(name) != new[group].get(name)
+        for name in _changed(group, old.get(group, {}), new[group])
     ]
+
+
+def _changed(group: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    if group == "fingerprint":
+        return moved(old, new)[0]
+    return [name for name in {**old, **new} if old.get(name) != new.get(name)]
 
 
 def _in_words(plan: Plan, group: str, name: str) -> str | None:

@@ -46,7 +46,8 @@ class Addnorm:
     @property
     def metadata(self) -> dict[str, str]:
         """For the schema of a file of these vectors: the fingerprint."""
-        return {METADATA_KEY: to_text(self._embedder.fingerprint)}
+        fingerprint = self._embedder.fingerprint
+        return {METADATA_KEY: to_text(fingerprint.parts or {}, fingerprint.bits)}
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         """The rows with their vectors. CorpusError names a row of the batch that has no text, or

@@ -19,10 +19,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from addnorm.corpus.errors import CorpusError
+from addnorm.corpus.index_check import Difference
 from addnorm.corpus.parts import Plan, differences, plan_of
 from addnorm.corpus.storage import Location, in_one_line, read_batches
 from addnorm.corpus.vectors_file import VectorsFile, numbers_of, texts_of
 from addnorm.service.engine.batch import Ints
+from addnorm.service.engine.fingerprint import moved
 from addnorm.service.engine.tokenizer import Text
 
 DIGEST_BYTES = 16
@@ -169,6 +171,7 @@ class StoredVectors:
         """flags: the rows of a job that have the vectors that it wrote: no others are found.
         type_: of these vectors."""
         self.path, self._column = path, column
+        self.remark = ""  # parts of the fingerprint that differ, though no bit moved
         self.has_plan = True  # else it is not known by which model: other programs lose metadata
         self._flags, self._type = flags, type_
         has_text = digests != NO_TEXT
@@ -215,6 +218,12 @@ class StoredVectors:
                 flags.append(is_written)
         stored = cls(np.concatenate(texts), path, column, np.concatenate(flags), type_)
         stored.has_plan = earlier_plan is not None
+        if earlier_plan:
+            old, new = earlier_plan.get("fingerprint", {}), plan["fingerprint"]
+            harmless = moved(old, new)[1]
+            stored.remark = ", ".join(
+                str(Difference(part, old.get(part), new.get(part))) for part in harmless
+            )
         if stored.num_changed and not len(stored._sorted):
             lost = "" if stored.has_plan else ", or is of another job: its metadata are lost"
             changed_rows = f"was changed by another program in all {stored.num_changed:,} rows"

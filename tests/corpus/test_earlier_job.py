@@ -1,5 +1,6 @@
 """`addnorm embed --from OLD`: vectors of equal texts are taken over, and the file is the same."""
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import pytest
 
 from addnorm.corpus import embed_command
 from addnorm.corpus.embed_command import Means
-from addnorm.corpus.parts import Parts
+from addnorm.corpus.parts import PLAN_KEY, Parts
 from addnorm.corpus.storage import Location
 from addnorm.corpus.stored_vectors import BATCH_ROWS, StoredVectors, digests_of, row_digests
 from tests.support import corpus_files
@@ -291,6 +292,36 @@ def test_digests_are_of_a_rows_bits_wherever_it_stands(column: pa.Array) -> None
     assert row_digests(texts, column.take([2, 1, 0])).equals(digests.take([2, 1, 0]))
     nulls = pa.nulls(3, column.type)
     assert not set(row_digests(texts, nulls).to_pylist()) & set(digests.to_pylist())
+
+
+def of_version(old: Path, **changes: Any) -> None:
+    """Changes the fingerprint of a file, as if another version had made it."""
+    table = pq.read_table(old)
+    metadata = {**(table.schema.metadata or {})}
+    plan = json.loads(metadata[PLAN_KEY.encode()])
+    plan["fingerprint"] |= changes
+    metadata[PLAN_KEY.encode()] = json.dumps(plan).encode()
+    pq.write_table(table.replace_schema_metadata(metadata), old)
+
+
+def test_a_version_that_moved_no_bit_is_a_remark(
+    embed: Embed, old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "old.csv"
+    of_version(old, numpy="0.1", tokenizers="0.2")
+    whole = embed(source, "whole.parquet")
+    assert embed(source, "new.parquet", "--from", str(old)) == whole
+    output = capsys.readouterr()
+    assert "1,200 rows reused" in output.out
+    assert "with numpy (stored 0.1, now" in output.err
+    (tmp_path / "new.parquet").unlink()
+    old.rename(tmp_path / "new.parquet")
+    embed(source, "new.parquet")
+    assert "is complete" in capsys.readouterr().out
+    of_version(tmp_path / "new.parquet", bits={"answers": "0", "tokens": "0"})
+    with pytest.raises(SystemExit):
+        embed(source, "new.parquet")
+    assert "fingerprint numpy (stored 0.1, now" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("is_told", [True, False])

@@ -73,6 +73,49 @@ def check(text_url: str, texts: list[str], tmp_path: Path) -> Check:
     return check
 
 
+def pinned(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        command.pin(words) if words[0] != "--pin" else command.check(words)
+    return ended.value.code  # type: ignore[return-value]
+
+
+def test_a_pin_is_moved_by_bits_and_not_by_versions(
+    text_url: str, text_bundles: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, bundle = tmp_path / "pin.json", ("--bundle", str(text_bundles / TEXT_MODEL / "1"))
+    server = ("--url", text_url, "--model", TEXT_MODEL)
+    assert pinned(str(file), *bundle) == command.EQUAL
+    pin = json.loads(file.read_text())
+    assert pinned("--pin", str(file), *server) == command.EQUAL
+    record = pin["precisions"]["fp32"]
+    parts = {**record, "numpy": "0.1"}
+    bits, _ = parts.pop("bits"), parts.pop("fingerprint")
+    record |= json.loads(to_text(parts, bits))
+    file.write_text(json.dumps(pin))
+    capsys.readouterr()
+    assert pinned("--pin", str(file), *server) == command.EQUAL
+    assert "fp32: no bit moved; numpy (stored 0.1, now" in capsys.readouterr().out
+    for name in ("answers", "tokens"):
+        record["bits"] = {**bits, name: "0" * 32}
+        file.write_text(json.dumps(pin))
+        assert pinned("--pin", str(file), *server) == command.DIFFERENT
+    assert "fp32: bits moved" in capsys.readouterr().out
+
+
+def test_what_cannot_be_pinned_is_said(
+    text_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (broken := tmp_path / "pin.json").write_text("[]")
+    for words, message in (
+        (("--pin", str(broken), "--url", text_url), "is no file of `addnorm pin`"),
+        ((str(tmp_path / "a"), "--url", text_url), "choose with --model"),
+        ((str(tmp_path), "--url", text_url, "--model", TEXT_MODEL), "is a folder: give a file"),
+        (("--pin", str(broken), "none", "--url", text_url), "a file of vectors, or --pin"),
+    ):
+        assert pinned(*words) == command.CANNOT_CHECK
+        assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 def test_the_servers_own_vectors_are_bit_equal(
     dtype: str, vectors: Array, parts: dict[str, str], check: Check
