@@ -81,11 +81,7 @@ async def _records(options: argparse.Namespace) -> tuple[str, dict[str, Recorded
     """The model's name, and its fingerprint in each precision whose bits are promised."""
     async with _target(options) as asking:
         entry = await client.show_model(asking, options.model or await client.only_model(asking))
-    records = {
-        precision: Recorded(entry["fingerprint"][precision], parts, entry["bits"][precision])
-        for precision, parts in entry["fingerprint_parts"].items()
-        if entry.get("bits", {}).get(precision)
-    }
+    records = {name: each for name, each in client.fingerprints(entry).items() if each.bits}
     if not records:
         raise CorpusError(
             f"{entry['id']} has no bits to compare: it runs on a GPU, or its certificate records"

@@ -2,7 +2,7 @@
 files."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from addnorm.corpus.comparison import Figures, Verdict, compare, verdict
@@ -198,11 +198,8 @@ def report(sample: Sample, new: Embedded, stored: Recorded | None) -> Report:
         )
     figures = compare(sample.vectors, new.vectors)
     # a bare digest gets its parts if it is that of a precision that is served
-    parts = new.parts_by_digest.get(stored.digest) if stored else None
-    fingerprints = Fingerprints(stored, new.fingerprint)
-    if stored and new.fingerprint and parts:
-        other_precision = parts["precision"] if stored.digest != new.fingerprint.digest else None
-        fingerprints = Fingerprints(
-            Recorded(stored.digest, parts), new.fingerprint, other_precision
-        )
+    same = new.by_digest.get(stored.digest) if stored else None
+    fingerprints = Fingerprints(same or stored, new.fingerprint)
+    if stored and new.fingerprint and same and same.parts and same != new.fingerprint:
+        fingerprints = replace(fingerprints, other_precision=same.parts["precision"])
     return Report(figures, sample.rows.tolist(), new.model, fingerprints)

@@ -171,6 +171,7 @@ class StoredVectors:
         """flags: the rows of a job that have the vectors that it wrote: no others are found.
         type_: of these vectors."""
         self.path, self._column = path, column
+        self.fingerprint: str | None = None  # the text in the metadata of any file of vectors
         self.remark = ""  # parts of the fingerprint that differ, though no bit moved
         self.has_plan = True  # else it is not known by which model: other programs lose metadata
         self._flags, self._type = flags, type_
@@ -263,7 +264,9 @@ class StoredVectors:
                 except CorpusError as error:
                     raise CorpusError(f"{path}: {error}") from None
                 row += batch.num_rows
-        return cls(np.concatenate(read), file.path, vector_column)
+        stored = cls(np.concatenate(read), file.path, vector_column)
+        stored.fingerprint = file.fingerprint
+        return stored
 
     def duplicates(self) -> Iterator[tuple[int, int]]:
         """Rows that have the text of another one, with that one's number."""

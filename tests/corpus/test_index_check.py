@@ -232,7 +232,8 @@ def test_a_bare_digest_of_another_precision_names_it() -> None:
     }
     rows = np.arange(2)
     vectors = np.eye(2, dtype=np.float32)
-    served = Embedded(vectors, "m", Recorded("a", parts["a"]), parts)
+    by_digest = {digest: Recorded(digest, each) for digest, each in parts.items()}
+    served = Embedded(vectors, "m", by_digest["a"], by_digest)
     text = report(Sample(rows, ["a", "b"], vectors), served, Recorded("b", None))
     assert str(text.fingerprints).startswith("differs in precision (stored int8, now fp32); ")
     assert str(text.fingerprints).endswith(": use --precision int8")
