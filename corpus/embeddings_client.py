@@ -222,7 +222,7 @@ def _vectors(answer: Any, options: Options) -> list[NDArray[Any]]:
 
 
 def _scores(answer: Any, _: Options) -> list[NDArray[np.float32]]:
-    """By the names of their labels."""
+    """Scores in the order of their labels' names."""
     return [
         np.array(
             [score for _, score in sorted((e["label"], e["score"]) for e in result)], np.float32
@@ -295,7 +295,7 @@ ROUTES = {  # by task
 
 
 def fingerprints(entry: Mapping[str, Any]) -> dict[str, Recorded]:
-    """Of each precision, by an entry of `/v1/models`."""
+    """Precision -> its fingerprint, by an entry of `/v1/models`."""
     parts, bits = entry["fingerprint_parts"], entry.get("bits", {})
     return {
         precision: Recorded(digest, parts[precision], bits.get(precision))

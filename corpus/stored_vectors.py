@@ -22,7 +22,7 @@ from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.index_check import Difference
 from addnorm.corpus.parts import Plan, differences, plan_of
 from addnorm.corpus.storage import Location, in_one_line, read_batches
-from addnorm.corpus.vectors_file import VectorsFile, numbers_of, texts_of
+from addnorm.corpus.vectors_file import VectorsFile
 from addnorm.service.engine.batch import Ints
 from addnorm.service.engine.fingerprint import moved
 from addnorm.service.engine.tokenizer import Text
@@ -248,23 +248,9 @@ class StoredVectors:
     @classmethod
     def of_file(cls, path: Location, text_column: str, vector_column: str) -> Self:
         """CorpusError if the columns do not fit, or a row has no text or no finite vector."""
-        file, read, row = VectorsFile(path, text_column, vector_column), list[Digests](), 0
-        width = None
-        with in_one_line(f"{path} cannot be read"):
-            for batch in read_batches(path.open_rows(), BATCH_ROWS, [text_column, vector_column]):
-                rows = np.arange(row, row + batch.num_rows)
-                try:
-                    read.append(digests_of(texts_of(batch.column(text_column), rows)))
-                    vectors = numbers_of(batch.column(vector_column), rows)
-                    if (width := width or vectors.shape[1]) != vectors.shape[1]:
-                        raise CorpusError(
-                            f"row {row} has a vector of {vectors.shape[1]} numbers, row 0 has one"
-                            f" of {width}: all vectors must have the same size"
-                        )
-                except CorpusError as error:
-                    raise CorpusError(f"{path}: {error}") from None
-                row += batch.num_rows
-        stored = cls(np.concatenate(read), file.path, vector_column)
+        file = VectorsFile(path, text_column, vector_column)
+        digests = [digests_of(block.texts) for block in file.read(np.arange(file.num_rows))]
+        stored = cls(np.concatenate(digests), path, vector_column)
         stored.fingerprint = file.fingerprint
         return stored
 

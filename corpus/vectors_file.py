@@ -4,8 +4,8 @@ Memory does not grow with the file, nor with its row groups.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +20,7 @@ BATCH_ROWS = 1024
 NUMBERS = (pa.float32(), pa.float16(), pa.float64(), pa.int8(), pa.uint8())
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """Rows of a file, in its order."""
 
     rows: NDArray[np.int64]  # [n], their numbers in the file, from 0
@@ -65,27 +64,34 @@ class VectorsFile:
         drawn = np.random.default_rng(seed).choice(
             self.num_rows, min(num_rows, self.num_rows), replace=False, shuffle=False
         )
-        rows, texts, vectors = list[NDArray[np.int64]](), list[str](), list[NDArray[Any]]()
+        blocks = [*self.read(np.sort(drawn), may_lack)]
+        if not blocks:
+            raise CorpusError(f"{self.path}: no row of the sample has a vector")
+        rows, vectors = ([*map(itemgetter(place), blocks)] for place in (0, 2))
+        texts = [text for block in blocks for text in block.texts]
+        return Sample(np.concatenate(rows), texts, np.concatenate(vectors))
+
+    def read(self, rows: NDArray[np.int64], may_lack: bool = False) -> Iterator[Sample]:
+        """These rows, block by block. CorpusError as of `draw_sample`."""
+        width = None
         with in_one_line(self._where):
-            for numbers, batch in self._pieces(np.sort(drawn)):
+            for numbers, batch in self._pieces(rows):
                 if may_lack:
                     has_vector = batch.column(self.columns[1]).is_valid()
                     numbers, batch = numbers[np.asarray(has_vector)], batch.filter(has_vector)
                 if not len(numbers):
                     continue
-                rows.append(numbers)
-                texts += texts_of(batch.column(self.columns[0]), numbers)
-                block = numbers_of(batch.column(self.columns[1]), numbers)
-                vectors.append(block)
-                if block.shape[1] != vectors[0].shape[1]:
-                    raise CorpusError(
-                        f"row {numbers[0]} has a vector of {block.shape[1]} numbers, the rows"
-                        f" before it have {vectors[0].shape[1]}: all vectors must have the same"
-                        " size"
-                    )
-        if not rows:
-            raise CorpusError(f"{self.path}: no row of the sample has a vector")
-        return Sample(np.concatenate(rows), texts, np.concatenate(vectors))
+                try:
+                    texts = texts_of(batch.column(self.columns[0]), numbers)
+                    vectors = numbers_of(batch.column(self.columns[1]), numbers)
+                    if (width := width or vectors.shape[1]) != vectors.shape[1]:
+                        raise CorpusError(
+                            f"row {numbers[0]} has a vector of {vectors.shape[1]} numbers, the rows"
+                            f" before it have {width}: all vectors must have the same size"
+                        )
+                except CorpusError as error:
+                    raise CorpusError(f"{self.path}: {error}") from None
+                yield Sample(numbers, texts, vectors)
 
     def _type(self, option: str, name: str) -> pa.DataType:
         schema = self._file.schema_arrow
