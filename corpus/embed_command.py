@@ -208,8 +208,8 @@ def _check_room(
     needed, free = num_copies * (row_bytes + ROW_TYPE.byte_width), means.free_bytes(folder)
     if needed > free:
         raise CorpusError(
-            f"{parts.out} needs about {needed / 1e9:,.3f} GB on the disk of {folder}, of which"
-            f" {free / 1e9:,.3f} GB are free ({num_rows:,} rows of {row_bytes:,} bytes, as parts"
+            f"{parts.out} needs about {needed / 1e6:,.1f} MB on the disk of {folder}, of which"
+            f" {free / 1e6:,.1f} MB are free ({num_rows:,} rows of {row_bytes:,} bytes, as parts"
             " and as one file): make room, choose another OUT, or begin all the same with --yes"
         )
 

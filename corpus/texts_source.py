@@ -257,10 +257,13 @@ def _read_csv(path: Location, schema: pa.Schema) -> Pieces:
 
 
 def _jsonl_schema(path: Location) -> pa.Schema:
-    schema = pa.schema([])
+    schema, num_rows = pa.schema([]), 0
     for rows in _read_json_rows(path):
         names = dict.fromkeys(name for row in rows for name in row)
-        arrays = {name: pa.array([row.get(name) for row in rows]) for name in names}
+        arrays = {
+            name: _array(path, name, [row.get(name) for row in rows], num_rows) for name in names
+        }
+        num_rows += len(rows)
         of_rows = pa.schema([(name, array.type) for name, array in arrays.items()])
         schema = pa.unify_schemas([schema, of_rows], promote_options="permissive")
     return schema
@@ -296,6 +299,22 @@ def _read_json_rows(path: Location) -> Iterator[list[dict[str, Any]]]:
                 rows = []
     if rows:
         yield rows
+
+
+def _array(path: Location, name: str, values: list[Any], first_row: int) -> pa.Array:
+    """CorpusError names the first value of another type than those before it."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        types = [None if value is None else type(value) for value in values]
+        first = next(filter(None, types))
+        for row, type_ in enumerate(types, first_row):
+            if type_ not in (None, first):
+                raise CorpusError(
+                    f"{path}, row {row}: column {name!r} is {type_.__name__}, and"
+                    f" {first.__name__} in rows before it"
+                ) from None
+        raise
 
 
 def _refuse_repeated(line: bytes, place: str) -> None:

@@ -527,7 +527,7 @@ def test_the_disk_is_asked_before_the_first_row(
     needed = 2 * NUM_ROWS * (32 * 4 + 32)
     with pytest.raises(SystemExit):
         embed_command.embed(words, replace(means, free_bytes=lambda _: needed - 1))
-    assert "vectors.parquet needs about 0.000 GB on the disk" in capsys.readouterr().err
+    assert "vectors.parquet needs about 0.4 MB on the disk" in capsys.readouterr().err
     embed_command.embed([*words, "--yes"], replace(means, free_bytes=lambda _: needed - 1))
     out.unlink()
     embed_command.embed(words, replace(means, free_bytes=lambda _: needed))
@@ -666,6 +666,9 @@ BAD_FILES: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
         "jsonl", b'{"text": "a: b", "x": 1}\n{"text": "a", "text": "b"}\n', ()
     ),
     "line 1 has the key 'b' twice": ("jsonl", b'{"text": "", "a": [{"b": 1, "b": 2}]}\n', ()),
+    "row 300: column 'text' is int, and str in rows before it": (
+        "jsonl", b'{"text": "a"}\n' * 300 + b'{"text": 5}\n', ()
+    ),
     "line 1 is nested too deep": (
         "jsonl", b'{"text": ":", "a": ' + b"[" * 1020 + b"]" * 1020 + b"}\n", ()
     ),
