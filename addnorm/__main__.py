@@ -57,6 +57,13 @@ COMMANDS = {
         CORPUS,
         cannot_run=2,  # 1 says that they differ
     ),
+    "pin": Command(
+        OF_CORPUS,
+        "addnorm.corpus.command",
+        "write the bits of a model's known answers, for `check --pin`",
+        CORPUS,
+        cannot_run=2,
+    ),
     "compare": Command(
         OF_CORPUS,
         "addnorm.corpus.compare_command",

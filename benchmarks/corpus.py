@@ -11,9 +11,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from addnorm.corpus import embedding_job
 from addnorm.corpus.embedder import Embedder, EmbedOptions
-from addnorm.corpus.embedding_job import Progress
+from addnorm.corpus.embedding_job import Job, Progress
 from addnorm.corpus.parts import Parts
 from addnorm.corpus.storage import Location
 from addnorm.corpus.stored_vectors import StoredVectors
@@ -60,8 +59,8 @@ def speed(options: Options) -> Findings:
 async def _batches(source: Source, embedder: Embedder) -> list[Batch]:
     """Micro-batches of all texts."""
     sequences = []
-    for piece in source.pieces():
-        batch = await embedder.tokenize(source.texts(piece), np.arange(piece.num_rows))
+    for texts_of_piece in source.checked_texts():
+        batch = await embedder.tokenize(texts_of_piece, np.arange(len(texts_of_piece)))
         sequences += [batch.sequence(index).tokens for index in range(len(batch))]
     return sorted_batches(sequences, embedder.token_budget)
 
@@ -87,10 +86,9 @@ def _job(
         started = time.perf_counter()
         with parts.open():
             progress = Progress(NUM_ROWS, is_shown=False)
-            job = embedding_job.run(
-                source, embedder, parts, "vector", progress, StoredVectors.none()
-            )
-            runner.run(job)
+            type_ = runner.run(embedder.column_type())
+            job = Job(source, embedder, parts, "vector", StoredVectors.none(), type_)
+            runner.run(job.run(progress))
             parts.join(parts.num_rows)
         return {"tokens_per_s": progress.num_tokens / (time.perf_counter() - started)}
 

@@ -4,13 +4,13 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -18,6 +18,7 @@ from addnorm.corpus import embeddings_client as client
 from addnorm.corpus.command import CANNOT_CHECK, check_writable
 from addnorm.corpus.embeddings_client import Options
 from addnorm.corpus.errors import CorpusError
+from addnorm.corpus.index_check import Fingerprints
 from addnorm.corpus.options import compare_parser
 from addnorm.corpus.side_by_side import Agreement, Scores, lines_of, picture
 from addnorm.corpus.storage import Location
@@ -25,11 +26,15 @@ from addnorm.corpus.stored_vectors import StoredVectors, digests_of
 from addnorm.corpus.texts_source import Source
 from addnorm.corpus.vectors_file import numbers_of
 from addnorm.service.engine.batch import Ints
+from addnorm.service.engine.fingerprint import Recorded, from_text
 from addnorm.service.engine.tokenizer import Text
 from addnorm.service.errors import StartupError
 from addnorm.service.loading.addresses import Address, find_version
 
 BLOCK_ROWS = 2048  # texts compared at once: their scores for all queries are in memory
+SPARSE_BLOCK_ROWS = 256  # as arrays of the width of the vocabulary
+# that are compared; of those that both sides have, the first
+TASKS = ("embed", "rerank", "classify", "tag", "sparse")
 NUM_CANDIDATES = 20  # texts that a reranker puts in order for a query
 PAIRS_QUERIES = 100  # of a reranker, at most
 Vectors = NDArray[Any]
@@ -37,28 +42,38 @@ Vectors = NDArray[Any]
 
 @dataclass
 class Side:
-    """One of the two. labels: of a model that classifies."""
+    """One of the two. tasks: what it can do, of TASKS. labels: of a model that classifies. prompts:
+    None if they are not known. fingerprint: of what answers. computes: a file does not."""
 
     name: str
-    task: str  # embed, rerank or classify
-    ask: Callable[[Sequence[Text], Ints, bool], Any]
+    tasks: Sequence[str]
+    ask: Callable[[str, Sequence[Text], Ints, bool], Any]
     labels: list[str] | None = None
+    prompts: Mapping[str, str] | None = None
+    fingerprint: Recorded | None = None
+    num_ids: int = 0  # width of sparse vectors
+    computes: bool = True
 
-    async def vectors(
-        self, texts: Sequence[Text], rows: Ints, are_queries: bool = False
-    ) -> Vectors:
-        """Asks for `[n, width]`, finite. rows: numbers of the texts, for messages."""
+    async def answers(
+        self, task: str, texts: Sequence[Text], rows: Ints, are_queries: bool = False
+    ) -> Any:
+        """Asks for `[n, width]`, finite, or for a list of sets of entities. rows: numbers of the
+        texts, for messages."""
         try:
-            vectors: Vectors = await self.ask(texts, rows, are_queries)
+            answers = await self.ask(task, texts, rows, are_queries)
         except CorpusError as error:
             raise CorpusError(f"{self.name}: {error}") from None
-        finite = np.isfinite(vectors).all(1)
-        if not finite.all():
+        if task == "sparse":
+            dense = np.zeros((len(texts), self.num_ids), np.float32)
+            for row, (indices, values) in zip(dense, answers, strict=True):
+                row[indices] = values
+            return dense
+        if task != "tag" and not (finite := np.isfinite(answers).all(1)).all():
             row = rows[int(finite.argmin())]
             raise CorpusError(
                 f"{self.name}: row {row} contains a number that is not finite (NaN, inf)"
             )
-        return vectors
+        return answers
 
 
 @asynccontextmanager
@@ -78,26 +93,27 @@ async def _side(name: str, options: argparse.Namespace) -> AsyncIterator[Side]:
             bundle = find_version(address, options.bundles, options.kept)
             asking = await stack.enter_async_context(client.in_process(bundle))
             model = f"{bundle.parent.name}/{bundle.name}"
-        task, labels, prompts = "embed", None, ()
+
+        async def ask(task: str, texts: Sequence[Text], rows: Ints, are_queries: bool) -> Any:
+            prompt = options.query_prompt_name if are_queries else options.prompt_name
+            if side.prompts is not None and prompt not in side.prompts:
+                prompt = None
+            request_options = Options(model, precision, prompt)
+            answer = await client.embed(asking, texts, rows.tolist(), request_options, task)
+            return answer.vectors
+
+        side = Side(name, ["embed"], ask)
         if model:
             entry = await client.show_model(asking, model)
-            tasks, labels, prompts = entry["tasks"], entry["labels"], entry["prompts"]
-            task = next(
-                (kind for kind in ("embed", "rerank", "classify") if kind in tasks), "embed"
-            )
             if precision and precision not in entry["precisions"]:
                 choices = ", ".join(entry["precisions"])
                 raise CorpusError(f"{name}: precision is {precision!r}, available are {choices}")
-
-        async def ask(texts: Sequence[Text], rows: Ints, are_queries: bool) -> Vectors:
-            prompt = options.query_prompt_name if are_queries else options.prompt_name
-            request_options = Options(model, precision, prompt if prompt in prompts else None)
-            answer = await client.embed(
-                asking, texts, rows.tolist(), request_options, task != "embed"
-            )
-            return answer.vectors
-
-        yield Side(name, task, ask, labels)
+            # every model has pooled vectors, and a few are made for nothing that can be compared
+            side.tasks = [task for task in TASKS if task in entry["tasks"]] or ["embed"]
+            side.labels, side.prompts = entry["labels"], entry["prompts"]
+            side.num_ids = entry["limits"]["vocab_size"]
+            side.fingerprint = client.fingerprints(entry)[precision or entry["default_precision"]]
+        yield side
 
 
 @asynccontextmanager
@@ -107,7 +123,7 @@ async def _of_file(name: str, options: argparse.Namespace) -> AsyncIterator[Side
         raise CorpusError(f"the file {path} does not exist")
     stored = StoredVectors.of_file(path, options.text_column, options.vector_column)
 
-    async def ask(texts: Sequence[Text], rows: Ints, _: bool) -> Vectors:
+    async def ask(_: str, texts: Sequence[Text], rows: Ints, _are_queries: bool) -> Vectors:
         stored_rows = stored.find(digests_of(texts))
         if (stored_rows < 0).any():
             place = int((stored_rows < 0).argmax())
@@ -125,7 +141,11 @@ async def _of_file(name: str, options: argparse.Namespace) -> AsyncIterator[Side
                 raise CorpusError(
                     f"{path}: rows {row} and {twin} have the same text but different vectors"
                 )
-        yield Side(name, "embed", ask)
+        try:
+            fingerprint = from_text(stored.fingerprint) if stored.fingerprint else None
+        except ValueError as error:
+            raise CorpusError(f"{path}: its metadata: {error}") from None
+        yield Side(name, ["embed"], ask, fingerprint=fingerprint, computes=False)
 
 
 class Texts(NamedTuple):
@@ -156,27 +176,16 @@ def _texts(options: argparse.Namespace, source: Source) -> Texts:
     number = max(1, min(options.sample, len(rows) // 10))
     drawn = np.sort(np.random.default_rng(options.seed).choice(rows, number, replace=False))
     is_searched[drawn] = False
-    return Texts([*map(str, _rows_of(source, drawn))], drawn, is_searched)
+    return Texts([*map(str, source.some_texts(drawn))], drawn, is_searched)
 
 
-def _rows_of(source: Source, rows: Ints) -> Iterator[Text]:
-    """The texts of some rows, in their order."""
-    start = 0
-    for piece in source.pieces():
-        here = rows[(rows >= start) & (rows < start + piece.num_rows)]
-        yield from source.texts(piece.take(pa.array(here - start)))
-        start += piece.num_rows
-
-
-def _blocks(source: Source, rows: Ints) -> Iterator[tuple[list[Text], Ints]]:
-    texts, start = list[Text](), 0
-    for text in _rows_of(source, rows):
-        texts.append(text)
-        if len(texts) == BLOCK_ROWS:
-            yield texts, rows[start : start + len(texts)]
-            texts, start = [], start + len(texts)
-    if texts:
-        yield texts, rows[start:]
+def _blocks(
+    source: Source, rows: Ints, num_rows: int = BLOCK_ROWS
+) -> Iterator[tuple[list[Text], Ints]]:
+    texts = source.some_texts(rows)
+    for start in range(0, len(rows), num_rows):
+        block = rows[start : start + num_rows]
+        yield [*map(str, islice(texts, len(block)))], block
 
 
 def compare(arguments: Sequence[str]) -> None:
@@ -206,18 +215,20 @@ async def _compare(options: argparse.Namespace) -> dict[str, Any]:
     source = Source(Location.parse(options.texts), [options.text_column])
     texts = _texts(options, source)
     async with _side(options.a, options) as a, _side(options.b, options) as b:
-        if a.task != b.task:
-            raise CorpusError(f"the tasks differ: {a.name} can {a.task}, {b.name} can {b.task}")
-        if sorted(a.labels or []) != sorted(b.labels or []):
+        task, others = _task(a, b, options.task)
+        if task == "classify" and sorted(a.labels or []) != sorted(b.labels or []):
             raise CorpusError(
                 f"the labels differ: {a.name} has {a.labels}, {b.name} has {b.labels}"
             )
-        run = {"embed": _compare_vectors, "rerank": _compare_orders, "classify": _compare_labels}[
-            a.task
-        ]
-        figures = await run(source, texts, a, b)
+        for name in ("prompt_name", "query_prompt_name"):
+            _check_prompt(name, getattr(options, name), (a, b))
+        figures = await COMPARISONS[task](source, texts, a, b, task)
+    fingerprints = Fingerprints(a.fingerprint, b.fingerprint)
+    differences = [asdict(difference) for difference in fingerprints.differences]
     return {
-        "task": a.task,
+        "task": task,
+        "other_tasks": others,
+        "fingerprint": {"equal": fingerprints.are_equal, "differences": differences},
         "texts": {"file": options.texts, "searched": int(np.count_nonzero(texts.is_searched))},
         "queries": {"file": options.queries, "number": len(texts.queries)},
         "sides": [a.name, b.name],
@@ -225,13 +236,43 @@ async def _compare(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-async def _compare_vectors(source: Source, texts: Texts, a: Side, b: Side) -> dict[str, Any]:
-    query_vectors = [await side.vectors(texts.queries, texts.query_rows, True) for side in (a, b)]
+def _task(a: Side, b: Side, wanted: str | None) -> tuple[str, list[str]]:
+    """What is compared, and what else could be: `wanted`, or what both are made for. A model of
+    token vectors, which reranks by MaxSim, has pooled ones too; they count if it has all kinds."""
+    both = [task for task in a.tasks if task in b.tasks]
+    if not both or (wanted and wanted not in both):
+        raise CorpusError(
+            f"the tasks differ: {a.name} can {', '.join(a.tasks)}, {b.name} can"
+            f" {', '.join(b.tasks)}" + (f", --task is {wanted}" if wanted else "")
+        )
+    is_late = "embed" in both and "rerank" in both and "sparse" not in both
+    task = wanted or ("rerank" if is_late else both[0])
+    return task, [other for other in both if other != task]
+
+
+def _check_prompt(option: str, prompt: str | None, sides: Sequence[Side]) -> None:
+    """CorpusError if no side knows the prompt: without it, vectors would be compared silently."""
+    prompts = {side.name: side.prompts for side in sides if side.computes}
+    if prompt is None or any(names is None or prompt in names for names in prompts.values()):
+        return
+    lists = (f"{side} has {', '.join(names or ()) or 'none'}" for side, names in prompts.items())
+    raise CorpusError(
+        f"--{option.replace('_', '-')} is {prompt!r}: {'; '.join(lists) or 'files have none'}"
+    )
+
+
+async def _compare_vectors(
+    source: Source, texts: Texts, a: Side, b: Side, task: str
+) -> dict[str, Any]:
+    query_vectors = [
+        await side.answers(task, texts.queries, texts.query_rows, True) for side in (a, b)
+    ]
     rows = np.flatnonzero(texts.is_searched)
-    agreement = Agreement(*query_vectors)
+    agreement = Agreement(query_vectors[0], query_vectors[1], task == "embed")
+    num_rows = BLOCK_ROWS if task == "embed" else SPARSE_BLOCK_ROWS
     with tqdm(total=len(rows), desc="comparing", unit=" texts", disable=None) as bar:
-        for block, numbers in _blocks(source, rows):
-            vectors = [await side.vectors(block, numbers) for side in (a, b)]
+        for block, numbers in _blocks(source, rows, num_rows):
+            vectors = [await side.answers(task, block, numbers) for side in (a, b)]
             for side, before, text_vectors in zip((a, b), query_vectors, vectors, strict=True):
                 if text_vectors.shape[1] != before.shape[1]:
                     raise CorpusError(
@@ -243,7 +284,7 @@ async def _compare_vectors(source: Source, texts: Texts, a: Side, b: Side) -> di
     figures = agreement.figures()
     worst = [entry["row"] for entry in figures["lowest_cosines"]]
     texts_by_row = dict(
-        zip(sorted(worst), _rows_of(source, np.array(sorted(worst), np.int64)), strict=True)
+        zip(sorted(worst), source.some_texts(np.array(sorted(worst), np.int64)), strict=True)
     )
     for entry in figures["lowest_cosines"]:
         entry["text"] = texts_by_row[entry["row"]]
@@ -253,29 +294,42 @@ async def _compare_vectors(source: Source, texts: Texts, a: Side, b: Side) -> di
     return figures
 
 
-async def _compare_orders(source: Source, texts: Texts, a: Side, b: Side) -> dict[str, Any]:
+async def _compare_orders(
+    source: Source, texts: Texts, a: Side, b: Side, task: str
+) -> dict[str, Any]:
     """Each query has the same candidates on both sides, drawn by a seed."""
     draws, rows = np.random.default_rng(0), np.flatnonzero(texts.is_searched)
     queries = texts.queries[:PAIRS_QUERIES]
     number = min(NUM_CANDIDATES, len(rows))
     drawn = np.stack([draws.choice(rows, number, replace=False) for _ in queries])
     texts_by_row = dict(
-        zip(np.unique(drawn).tolist(), _rows_of(source, np.unique(drawn)), strict=True)
+        zip(np.unique(drawn).tolist(), source.some_texts(np.unique(drawn)), strict=True)
     )
     scores = Scores()
     for place, query in enumerate(tqdm(queries, desc="comparing", unit=" queries", disable=None)):
         pairs = [(query, str(texts_by_row[row])) for row in drawn[place].tolist()]
-        answers = [await side.vectors(pairs, drawn[place]) for side in (a, b)]
+        answers = [await side.answers(task, pairs, drawn[place]) for side in (a, b)]
         scores.add_order(int(texts.query_rows[place]), query, *(answer[:, 0] for answer in answers))
     return scores.orders()
 
 
-async def _compare_labels(source: Source, texts: Texts, a: Side, b: Side) -> dict[str, Any]:
+async def _compare_labels(
+    source: Source, texts: Texts, a: Side, b: Side, task: str
+) -> dict[str, Any]:
     """All texts, those that are held out too."""
     scores, rows = Scores(), np.arange(len(texts.is_searched))
     with tqdm(total=len(rows), desc="comparing", unit=" texts", disable=None) as bar:
         for block, numbers in _blocks(source, rows):
-            probabilities = [await side.vectors(block, numbers) for side in (a, b)]
-            scores.add_labels(numbers, block, *probabilities)
+            answers = [await side.answers(task, block, numbers) for side in (a, b)]
+            (scores.add_entities if task == "tag" else scores.add_labels)(numbers, block, *answers)
             bar.update(len(block))
-    return scores.labels()
+    return scores.entities() if task == "tag" else scores.labels()
+
+
+COMPARISONS = {
+    "embed": _compare_vectors,
+    "sparse": _compare_vectors,
+    "rerank": _compare_orders,
+    "classify": _compare_labels,
+    "tag": _compare_labels,
+}

@@ -20,6 +20,7 @@ SAME_LENGTH = 1e-2  # relative
 APPROXIMATION = 0.9  # cosine of every row
 SOME = 0.1  # share of the rows
 SAME_TEXT = 0.9999  # cosine of two vectors that one model makes of a text
+TIE = 1e-6  # relative; scores of equal vectors differ by less, as they stand in other blocks
 NUM_NEIGHBOURS = 10
 NUM_QUERIES = 1000  # whose neighbours are looked for
 SLICE = 256  # rows compared at once
@@ -146,19 +147,21 @@ def _spread(number: int) -> NDArray[np.int64]:
 
 
 def neighbours_shared(stored: NDArray[Any], new: NDArray[Any], number: int) -> float | None:
-    """The share of each row's nearest neighbours by cosine that both sides have, on average."""
+    """The share of each row's nearest neighbours by cosine in `stored` that are so in `new`, on
+    average."""
     if not number:
         return None
     sides = [directions(stored), directions(new)]
     queries, num_shared = _spread(len(stored)), 0
     for start in range(0, len(queries), SLICE):
-        rows, nearest = queries[start : start + SLICE], list[Nearest]()
-        for side in sides:
-            cosines = products(side[rows], side)
+        rows = queries[start : start + SLICE]
+        a, b = (products(side[rows], side) for side in sides)
+        for cosines in (a, b):
             cosines[np.arange(len(rows)), rows] = -np.inf  # itself is left out
-            nearest.append(Nearest(len(rows), number))
-            nearest[-1].add(0, cosines)
-        num_shared += int(np.count_nonzero(overlap(*(side.rows for side in nearest))))
+        by_a, by_b = Nearest(len(rows), number), Nearest(len(rows), number)
+        by_a.add(0, a)
+        by_b.add(0, b, a)
+        num_shared += int(shared(by_a, by_b).sum())
     return num_shared / (number * len(queries))
 
 
@@ -195,18 +198,47 @@ class Nearest:
         self.rows, self.scores = rows, joined
 
 
-def overlap(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Tells which rows of each line of `a` `[n, k]` are in `b`'s line, in their order."""
-    is_in_both: NDArray[np.bool_] = (a[:, :, None] == b[:, None, :]).any(2)
-    return is_in_both
+def shared(by_a: Nearest, by_b: Nearest) -> NDArray[np.int64]:
+    """How many of each query's nearest by B are as near by A as the last of A's nearest, `[n]`: of
+    rows at equal distance it does not matter which of them B finds. by_b: with A's scores too."""
+    number = by_b.rows.shape[1]
+    last = -np.partition(-by_a.scores[0], number - 1, axis=1)[:, number - 1]
+    return np.asarray(np.count_nonzero(_is_as_high(by_b.scores[1], last[:, None]), axis=1))
+
+
+def is_best(scores: NDArray[Any], places: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether the score at a place of each line `[n, k]` is the line's highest, or equal to it."""
+    chosen = np.take_along_axis(scores, places[:, None], 1)
+    return _is_as_high(chosen, scores.max(1, keepdims=True))[:, 0]
+
+
+def _is_as_high(scores: NDArray[Any], limits: NDArray[Any]) -> NDArray[np.bool_]:
+    return np.asarray(scores >= limits - TIE * np.maximum(1, np.abs(limits)))
 
 
 def rank_correlation(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
-    """Spearman's, of the lines of two matrices `[n, k]` -> `[n]`. Not a number for k = 1."""
-    ranks = [side.argsort(1, kind="stable").argsort(1) for side in (a, b)]
-    gaps, k = (ranks[0] - ranks[1]).astype(np.float64), a.shape[1]
-    with np.errstate(invalid="ignore"):
-        return 1 - 6 * dots(gaps, gaps)[:, 0] / np.float64(k * (k * k - 1))
+    """Spearman's, of the lines of two matrices `[n, k]` -> `[n]`. Equal scores have one rank."""
+    ranks = [_ranks(side) - (a.shape[1] - 1) / 2 for side in (a, b)]
+    squares = [dots(side, side)[:, 0] for side in ranks]
+    spread = np.sqrt(squares[0] * squares[1])
+    all_equal = (squares[0] == 0) & (squares[1] == 0)
+    products_of_ranks = dots(*ranks)[:, 0]
+    return np.where(all_equal, 1.0, products_of_ranks / np.where(spread, spread, 1))
+
+
+def _ranks(scores: NDArray[Any]) -> NDArray[np.float64]:
+    """`[n, k]`, from 0. Those of equal scores are their mean."""
+    order = scores.argsort(1, kind="stable")
+    in_order = np.take_along_axis(scores, order, 1)
+    is_new = ~_is_as_high(in_order[:, :-1], in_order[:, 1:])
+    classes = np.cumsum(np.pad(is_new, ((0, 0), (1, 0))), axis=1)
+    n, k = scores.shape
+    flat = (classes + np.arange(n)[:, None] * k).ravel()
+    sums = np.bincount(flat, np.tile(np.arange(k), n), n * k)
+    means = sums / np.maximum(np.bincount(flat, minlength=n * k), 1)
+    ranks = np.empty(scores.shape)
+    np.put_along_axis(ranks, order, means[flat].reshape(n, k), 1)
+    return ranks
 
 
 def mean(values: NDArray[np.float64]) -> float:

@@ -5,10 +5,12 @@ Sequences are sorted by length, so that nothing is padded. Knows no files.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -19,12 +21,14 @@ from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.tasks.classification import probabilities
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.batch import Batch, Ints, Padding
+from addnorm.service.engine.fingerprint import Recorded
 from addnorm.service.engine.manifest import InputType, Task
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Logits, Output, Pooled, Sparse, TokenVectors, Value
 from addnorm.service.engine.outputs.output import OutputParameters
 from addnorm.service.engine.outputs.per_token import SomeTokenVectors
 from addnorm.service.engine.registry import Models
+from addnorm.service.engine.selfcheck import sequences
 from addnorm.service.engine.tokenizer import Text
 from addnorm.service.errors import NotFinite, ServiceError, StartupError
 from addnorm.service.loading.loader import load
@@ -145,10 +149,12 @@ NO_LIMITS = dict.fromkeys(
     NO_LIMIT,
 )  # fmt: skip
 FOREVER_S = 1e9
-# MICRO_BATCHES: of one request. Larger: the queue holds more tokens than workers need. Smaller:
-#   more requests, at about a millisecond of Python each.
+# MICRO_BATCHES: of one request at most. Larger: the queue holds more tokens than workers need.
+#   Smaller: more requests, at about a millisecond of Python each.
+# REQUEST_S: about, where that is fewer. Larger: a kill loses more, since what is under way is lost.
 # SPARE_REQUESTS: under way beside one for two workers. Fewer: workers wait while results are made.
 MICRO_BATCHES = 8
+REQUEST_S = 5.0
 SPARE_REQUESTS = 3
 TEXTS_AT_ONCE = 256  # tokenized
 # a text's tokens before it is tokenized, about
@@ -169,6 +175,21 @@ def open_service(bundle: Path, **changed: Any) -> Service:
         raise CorpusError(str(error)) from None
 
 
+class RowVectors(NamedTuple):
+    """Vectors of some rows of a file or a part of it."""
+
+    rows: Ints  # [n]
+    column: pa.Array  # [n]
+
+    @classmethod
+    def joined(cls, parts: Iterable[Self]) -> Self:
+        """All parts, in the order of their rows."""
+        all_rows, columns = zip(*parts, strict=True)
+        rows = np.concatenate(all_rows)
+        order = np.argsort(rows, kind="stable")
+        return cls(rows[order], pa.concat_arrays(columns).take(pa.array(order)))
+
+
 class Computing(NamedTuple):
     """Texts whose vectors are being computed."""
 
@@ -177,9 +198,16 @@ class Computing(NamedTuple):
 
     async def compute_column(self) -> pa.Array:
         """The Arrow column of the outputs of all texts, in the order of the texts."""
-        parts = await asyncio.gather(*self.tasks)
-        places = np.argsort(np.concatenate(self.order), kind="stable")
-        return pa.concat_arrays(parts).take(pa.array(places))
+        columns = await asyncio.gather(*self.tasks)
+        return RowVectors.joined(map(RowVectors, self.order, columns)).column
+
+
+# of a request: the indices of its texts, the texts' tokens, their column
+Done = Callable[[Ints, Batch, pa.Array], Awaitable[object]]
+
+
+async def _nothing(_indices: Ints, _batch: Batch, _column: pa.Array) -> None:
+    pass
 
 
 class Embedder:
@@ -204,10 +232,15 @@ class Embedder:
             self.engine = self.model.engine(options.precision)
             self._output = output(options, self.model)
             self._output.check(self.model.bundle)
+            prompt = self._request([""]).prompt if self.model.tokenizer else ""
         except ServiceError as error:
             self.close()
             raise CorpusError(error.message) from None
         self.token_budget = self.model.target(options.precision).token_budget
+        self._request_tokens = self.token_budget  # until the speed is measured
+        # what takes more may have too many tokens
+        fitting = self.model.bundle.manifest.limits.max_text_tokens - SPECIAL_TOKENS
+        self._fitting_bytes = math.inf if options.truncate else fitting - len(prompt.encode())
         self.num_workers = self._service.settings.num_cores
         num_requests = self.num_workers // 2 + SPARE_REQUESTS
         self._under_way = asyncio.Semaphore(num_requests)
@@ -216,9 +249,9 @@ class Embedder:
         self._service.close()
 
     @property
-    def fingerprint(self) -> dict[str, str]:
-        """The parts."""
-        return self.engine.fingerprint.parts()
+    def fingerprint(self) -> Recorded:
+        fingerprint = self.engine.fingerprint
+        return Recorded(fingerprint.digest, fingerprint.parts(), fingerprint.bits)
 
     @property
     def labels(self) -> tuple[str, ...] | None:
@@ -232,6 +265,10 @@ class Embedder:
         padding = Padding(batch.lengths, None)
         values = self._output.size(self.model.bundle, batch, padding).num_values
         return batch.tokens.nbytes + 4 * values
+
+    async def column_type(self) -> pa.DataType:
+        batch = sequences(self.model.bundle.manifest.limits, [1])
+        return (await (await self.start(batch, np.zeros(1, np.int64))).compute_column()).type
 
     async def compute_column(self, texts: Sequence[Text]) -> pa.Array:
         """Computes the Arrow column of all texts, in their order."""
@@ -273,22 +310,51 @@ class Embedder:
             return TextsToTokenize.typed(*arguments, self.options.input_type)
         return TextsToTokenize.prompted(*arguments, self.options.prompt_name)
 
-    async def start(
-        self, batch: Batch, rows: Ints, done: Callable[[Batch], object] = lambda _: None
-    ) -> Computing:
-        """Returns once the last request is under way. rows: numbers of the sequences, for messages.
-        done: called after each request."""
-        order = portions(batch.lengths, MICRO_BATCHES * self.token_budget)
-        tasks = []
-        for indices in order:
-            await self._under_way.acquire()
-            part = Batch.joined([(batch, index) for index in indices])
-            tasks.append(asyncio.create_task(self._compute_part(part, rows[indices], done)))
-        return Computing(order, tasks)
+    async def rejected(self, texts: Sequence[Text | None], rows: Ints) -> dict[int, str]:
+        """Row -> why its text cannot be embedded. Tokenized are only texts that may be too long, or
+        have no tokens. rows: numbers of the texts."""
+        doubtful = list[tuple[Text, int]]()
+        for text, row in zip(texts, rows.tolist(), strict=True):
+            if text is not None:
+                joined = "".join(text)
+                if not joined.strip() or len(joined.encode()) > self._fitting_bytes:
+                    doubtful.append((text, row))
+        return await self._problems(doubtful)
 
-    async def _compute_part(
-        self, batch: Batch, rows: Ints, done: Callable[[Batch], object]
-    ) -> pa.Array:
+    async def _problems(self, texts: Sequence[tuple[Text, int]]) -> dict[int, str]:
+        """Tokenizes all at once, and halves of them where one is rejected."""
+        if not texts:
+            return {}
+        try:
+            await self.tokenize([text for text, _ in texts], np.array([row for _, row in texts]))
+        except CorpusError as error:
+            if len(texts) == 1:
+                return {texts[0][1]: str(error)}
+            middle = len(texts) // 2
+            return await self._problems(texts[:middle]) | await self._problems(texts[middle:])
+        return {}
+
+    async def start(self, batch: Batch, rows: Ints, done: Done = _nothing) -> Computing:
+        """Returns once the last request is under way. rows: numbers of the sequences, for messages.
+        done: called after each request. A slow model gets short requests, so that little is under
+        way at any time."""
+        order = np.argsort(-batch.lengths, kind="stable")
+        until, start = np.cumsum([0, *batch.lengths[order]]), 0
+        computing = Computing([], [])
+        while start < len(order):
+            await self._under_way.acquire()
+            num_tokens = until[start] + self._request_tokens
+            end = max(start + 1, int(np.searchsorted(until, num_tokens, side="right")) - 1)
+            indices = order[start:end]
+            part = Batch.joined([(batch, index) for index in indices])
+            computing.order.append(indices)
+            computing.tasks.append(
+                asyncio.create_task(self._compute_part(indices, part, rows[indices], done))
+            )
+            start = end
+        return computing
+
+    async def _compute_part(self, indices: Ints, batch: Batch, rows: Ints, done: Done) -> pa.Array:
         async def decode(ask: Ask) -> Callable[[Ask], pa.Array]:
             ask.model, ask.precision, ask.field = self.model, self.options.precision, FIELD
             ask.batch, ask.padding = batch, Padding(batch.lengths, None)
@@ -297,6 +363,7 @@ class Embedder:
             ask.dtype = "float16" if self.options.dtype == "float16" else "float32"
             return KINDS[self.options.output].column
 
+        started = time.monotonic()
         try:
             column, _ = await self._service.answers.ask(FOREVER_S, decode)
         except NotFinite as error:
@@ -305,15 +372,12 @@ class Embedder:
             raise CorpusError(f"rows {rows.min()} to {rows.max()}: {error.message}") from None
         finally:
             self._under_way.release()
-        done(batch)
+        if batch.num_tokens > self._request_tokens // 2:  # a smaller one tells too little
+            per_s = batch.num_tokens / max(time.monotonic() - started, 1e-9)
+            most = MICRO_BATCHES * self.token_budget
+            self._request_tokens = min(int(per_s * REQUEST_S) + 1, most)
+        await done(indices, batch, column)
         return column
-
-
-def portions(lengths: Ints, num_tokens: int) -> list[Ints]:
-    """Indices of sequences, the longest first, about so many tokens each."""
-    order = np.argsort(-lengths, kind="stable")
-    portion = np.cumsum(lengths[order]) // num_tokens
-    return np.split(order, np.flatnonzero(np.diff(portion)) + 1)
 
 
 def join_batches(batches: Sequence[Batch]) -> Batch:

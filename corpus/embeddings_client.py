@@ -1,5 +1,5 @@
-"""Asks `/v1/embeddings` for the vectors of many texts, or `/v1/classify` for their scores: a
-server's, or a bundle's in this process.
+"""Asks a server, or a bundle in this process, for the vectors of many texts, or for what another
+task makes of them.
 
 Waits where the server is busy, and asks for less at once where a request is too large for it.
 """
@@ -8,7 +8,7 @@ import asyncio
 import base64
 import os
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,18 +45,24 @@ class Options:
     dtype: str = "float32"
 
 
-Parts = Mapping[str, str]  # of a fingerprint
-
-
 class Embedded(NamedTuple):
-    vectors: NDArray[Any]  # [texts, width]; or scores of the labels, by their names
+    vectors: Any  # [texts, width], or a list of what each text is answered
     model: str
     fingerprint: Recorded | None  # None: the server tells none
-    parts_by_digest: Mapping[str, Parts]  # digest -> parts, of each precision that is served
+    by_digest: Mapping[str, Recorded]  # of each precision that is served
+
+
+class Route(NamedTuple):
+    """field: that has the texts. body: of a request. read: what each text is answered."""
+
+    path: str
+    field: str
+    body: Callable[[list[Text], Options], dict[str, Any]]
+    read: Callable[[Any, Options], list[Any]]
 
 
 class _Answer(NamedTuple):
-    vectors: NDArray[Any]
+    values: list[Any]  # of each text
     model: str
     digest: str | None
 
@@ -97,11 +103,11 @@ async def embed(
     texts: Sequence[Text],
     rows: Sequence[int],
     options: Options,
-    as_scores: bool = False,
+    task: str = "embed",
 ) -> Embedded:
-    """The vectors of all texts, and what they were computed by.
+    """The vectors of all texts, or what another task answers, and what they were computed by.
 
-    rows: numbers of the texts in their file, for messages. as_scores: of their labels, instead.
+    rows: numbers of the texts in their file, for messages. task: of ROUTES.
     CorpusError if the server cannot be reached, or rejects the request.
     """
     starts = iter(range(0, len(texts), TEXTS_AT_ONCE))
@@ -110,10 +116,10 @@ async def embed(
     async def worker(bar: Any) -> None:
         for start in starts:
             batch = slice(start, min(start + TEXTS_AT_ONCE, len(texts)))
-            parts = _ask_in_parts(client, texts, rows, batch, options, as_scores)
+            parts = _ask_in_parts(client, texts, rows, batch, options, task)
             async for first_text, answer in parts:
                 answers[first_text] = answer
-                bar.update(len(answer.vectors))
+                bar.update(len(answer.values))
 
     with tqdm(total=len(texts), desc="embedding", unit=" texts", leave=False, disable=None) as bar:
         try:
@@ -127,16 +133,14 @@ async def embed(
         raise CorpusError("the server replaced the model during the check: run the check again")
     # the name that was asked for, which may have a version
     model, digest = options.model or in_order[0].model, in_order[0].digest
-    parts_by_digest: dict[str, Parts] = {}
+    by_digest = dict[str, Recorded]()
     if digest:
         entry = await show_model(client, model)
-        parts = entry["fingerprint_parts"]
-        parts_by_digest = {
-            fingerprint: parts[precision] for precision, fingerprint in entry["fingerprint"].items()
-        }
-    recorded = Recorded(digest, parts_by_digest.get(digest)) if digest else None
-    vectors = np.concatenate([answer.vectors for answer in in_order])
-    return Embedded(vectors, model, recorded, parts_by_digest)
+        by_digest = {each.digest: each for each in fingerprints(entry).values()}
+    recorded = by_digest.get(digest, Recorded(digest, None)) if digest else None
+    values = [value for answer in in_order for value in answer.values]
+    are_arrays = isinstance(values[0], np.ndarray)
+    return Embedded(np.stack(values) if are_arrays else values, model, recorded, by_digest)
 
 
 async def _ask_in_parts(
@@ -145,32 +149,22 @@ async def _ask_in_parts(
     rows: Sequence[int],
     batch: slice,
     options: Options,
-    as_scores: bool,
+    task: str,
 ) -> AsyncIterator[tuple[int, _Answer]]:
     """(start, answer) of the batch, or of parts of it where the server rejects its size."""
-    num_texts = batch.stop - batch.start
-    fields = {name: value for name, value in vars(options).items() if value is not None}
-    # texts are cut as the model's authors cut them
-    body: dict[str, Any] = {**fields, "truncate": True}
-    if not as_scores:  # base64 keeps the exact bits
-        path, field = "v1/embeddings", "input"
-        body |= {"input": [*texts[batch]], "encoding_format": "base64"}
-    else:
-        path, field = "v1/classify", "texts"
-        del body["dtype"]
-        body |= {"texts": [*texts[batch]]}
-    response = await _send_patiently(client, path, body)
+    num_texts, route = batch.stop - batch.start, ROUTES[task]
+    response = await _send_patiently(client, route.path, route.body([*texts[batch]], options))
     if response.is_success:
-        yield batch.start, _read(response, num_texts, options, as_scores)
+        yield batch.start, _read(response, num_texts, options, route)
         return
     message, param = _rejection(response)
-    if param != field and response.status_code not in TOO_LARGE:
+    if param != route.field and response.status_code not in TOO_LARGE:
         raise CorpusError(message)
     if num_texts == 1:
         raise CorpusError(f"row {rows[batch.start]}: {message}")
     middle = batch.start + num_texts // 2
     for half in (slice(batch.start, middle), slice(middle, batch.stop)):
-        async for part in _ask_in_parts(client, texts, rows, half, options, as_scores):
+        async for part in _ask_in_parts(client, texts, rows, half, options, task):
             yield part
 
 
@@ -209,36 +203,125 @@ def _rejection(response: httpx.Response) -> tuple[str, str | None]:
     return f"{response.url} answered {response.status_code}: {message}", param
 
 
-def _read(response: httpx.Response, num_texts: int, options: Options, as_scores: bool) -> _Answer:
+def _read(response: httpx.Response, num_texts: int, options: Options, route: Route) -> _Answer:
     try:
         answer = response.json()
-        if not as_scores:
-            flat = [
-                np.frombuffer(base64.b64decode(entry["embedding"]), DTYPES[options.dtype])
-                for entry in answer["data"]
-            ]
-        else:
-            scores = [
-                {pair["label"]: pair["score"] for pair in pairs} for pairs in answer["results"]
-            ]
-            names = sorted(scores[0])
-            flat = [np.array([by_label[name] for name in names], np.float32) for by_label in scores]
-        vectors = np.stack(flat)
-        model = str(answer["model"])
-    except (ValueError, KeyError, TypeError):
-        vectors, model = np.empty((0, 0)), ""
-    if len(vectors) != num_texts:
+        values, model = route.read(answer, options), str(answer.get("model"))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        values, model = [], ""
+    if len(values) != num_texts:
         raise CorpusError(f"{response.url} did not answer with one vector per text")
-    return _Answer(vectors, model, response.headers.get(FINGERPRINT_HEADER))
+    return _Answer(values, model, response.headers.get(FINGERPRINT_HEADER))
+
+
+def _vectors(answer: Any, options: Options) -> list[NDArray[Any]]:
+    return [
+        np.frombuffer(base64.b64decode(entry["embedding"]), DTYPES[options.dtype])
+        for entry in answer["data"]
+    ]
+
+
+def _scores(answer: Any, _: Options) -> list[NDArray[np.float32]]:
+    """Scores in the order of their labels' names."""
+    return [
+        np.array(
+            [score for _, score in sorted((e["label"], e["score"]) for e in result)], np.float32
+        )
+        for result in answer["results"]
+    ]
+
+
+def _relevance(answer: Any, _: Options) -> list[NDArray[np.float32]]:
+    by_index = sorted(answer["results"], key=lambda result: int(result["index"]))
+    return [np.array([result["relevance_score"]], np.float32) for result in by_index]
+
+
+def _entities(answer: Any, _: Options) -> list[frozenset[tuple[str, int, int]]]:
+    return [
+        frozenset((entity["entity_group"], entity["start"], entity["end"]) for entity in result)
+        for result in answer["results"]
+    ]
+
+
+def _sparse(answer: Any, _: Options) -> list[tuple[list[int], list[float]]]:
+    return [(entry["indices"], entry["values"]) for entry in answer["sparse"]]
+
+
+def _of_texts(texts: list[Text], options: Options) -> dict[str, Any]:
+    # texts are cut as the model's authors cut them
+    return {"texts": texts, **_set(options), "truncate": True}
+
+
+def _set(options: Options, *left_out: str) -> dict[str, Any]:
+    """The options that are set."""
+    fields = {name: value for name, value in vars(options).items() if value is not None}
+    return {name: value for name, value in fields.items() if name not in ("dtype", *left_out)}
+
+
+ROUTES = {  # by task
+    "embed": Route(
+        "v1/embeddings",
+        "input",
+        lambda texts, options: {  # base64 keeps the exact bits
+            "input": texts, **_set(options), "dtype": options.dtype, "truncate": True,
+            "encoding_format": "base64",
+        },
+        _vectors,
+    ),
+    "classify": Route("v1/classify", "texts", _of_texts, _scores),
+    "tag": Route(
+        "v1/tag",
+        "texts",
+        lambda texts, options: {**_of_texts(texts, options), "aggregation_strategy": "simple"},
+        _entities,
+    ),
+    "sparse": Route(
+        "v1/infer",
+        "texts",
+        lambda texts, options: {**_of_texts(texts, options), "outputs": ["sparse"]},
+        _sparse,
+    ),
+    # pairs of one query; late interaction scores them by MaxSim
+    "rerank": Route(
+        "v1/rerank",
+        "documents",
+        lambda pairs, options: {
+            "query": pairs[0][0], "documents": [pair[1] for pair in pairs],
+            **_set(options, "prompt_name", "dimensions"),
+        },
+        _relevance,
+    ),
+}  # fmt: skip
+
+
+def fingerprints(entry: Mapping[str, Any]) -> dict[str, Recorded]:
+    """Precision -> its fingerprint, by an entry of `/v1/models`."""
+    parts, bits = entry["fingerprint_parts"], entry.get("bits", {})
+    return {
+        precision: Recorded(digest, parts[precision], bits.get(precision))
+        for precision, digest in entry["fingerprint"].items()
+    }
+
+
+async def only_model(client: httpx.AsyncClient) -> str:
+    """The name of the only model that is served. CorpusError if there are several."""
+    names = [entry["id"] for entry in (await _get(client, "v1/models"))["data"]]
+    if len(names) != 1:
+        raise CorpusError(f"{client.base_url} serves {', '.join(names)}: write URL#NAME")
+    return str(names[0])
 
 
 async def show_model(client: httpx.AsyncClient, model: str) -> dict[str, Any]:
     """The entry of a model in `/v1/models`. CorpusError if there is none."""
+    return await _get(client, f"v1/models/{model}")
+
+
+async def _get(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
     try:
-        response = await client.get(f"v1/models/{model}")
+        response = await client.get(path)
     except httpx.HTTPError as error:
         raise _no_answer(client, error) from None
     if not response.is_success:
         raise CorpusError(_rejection(response)[0])
-    entry: dict[str, Any] = response.json()
-    return entry
+    answer: dict[str, Any] = response.json()
+    return answer

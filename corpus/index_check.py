@@ -2,14 +2,14 @@
 files."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from addnorm.corpus.comparison import Figures, Verdict, compare, verdict
 from addnorm.corpus.embeddings_client import Embedded
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.vectors_file import Sample
-from addnorm.service.engine.fingerprint import ANY, Recorded
+from addnorm.service.engine.fingerprint import ANY, Recorded, moved, same_bits
 
 NUM_SHOWN = 10  # rows named
 MEANINGS: dict[Verdict, str] = {
@@ -55,10 +55,24 @@ class Fingerprints:
 
     @property
     def are_equal(self) -> bool | None:
-        """None if one is not known."""
+        """Whether the bits are. None if one is not known."""
         if self.stored is None or self.served is None:
             return None
-        return self.stored.digest == self.served.digest
+        is_known = self.stored.parts and self.served.parts
+        return self.stored.digest == self.served.digest or bool(is_known and not self._moved[0])
+
+    @property
+    def has_equal_bits(self) -> bool:
+        """Whether the known answers have, of any bundle. False if it is not known."""
+        return bool(
+            self.stored and self.served and same_bits(self.stored.record, self.served.record)
+        )
+
+    @property
+    def _moved(self) -> tuple[list[str], list[str]]:
+        assert self.stored
+        assert self.served
+        return moved(self.stored.record, self.served.record)
 
     @property
     def differences(self) -> list[Difference]:
@@ -66,7 +80,7 @@ class Fingerprints:
         if not (self.stored and self.served and self.stored.parts and self.served.parts):
             return []
         stored, served = self.stored.parts, self.served.parts
-        differ = [part for part in {**served, **stored} if stored.get(part) != served.get(part)]
+        differ = [part for parts in self._moved for part in parts]
         # these bits are of the bundle's known answers, which each bundle and precision has its own
         of_answers = all(ANY in parts.get("processor", "") for parts in (stored, served))
         if of_answers and {"manifest_sha256", "precision"} & {*differ}:
@@ -79,7 +93,8 @@ class Fingerprints:
         if self.served is None:
             return "the server does not report a fingerprint"
         if self.are_equal:
-            return "equal"
+            parts = ", ".join(map(str, self.differences))
+            return f"equal bits of the known answers, with another {parts}" if parts else "equal"
         if differences := self.differences:
             causes = "differs in " + ", ".join(map(str, differences))
             precision = self.other_precision
@@ -183,11 +198,8 @@ def report(sample: Sample, new: Embedded, stored: Recorded | None) -> Report:
         )
     figures = compare(sample.vectors, new.vectors)
     # a bare digest gets its parts if it is that of a precision that is served
-    parts = new.parts_by_digest.get(stored.digest) if stored else None
-    fingerprints = Fingerprints(stored, new.fingerprint)
-    if stored and new.fingerprint and parts:
-        other_precision = parts["precision"] if stored.digest != new.fingerprint.digest else None
-        fingerprints = Fingerprints(
-            Recorded(stored.digest, parts), new.fingerprint, other_precision
-        )
+    same = new.by_digest.get(stored.digest) if stored else None
+    fingerprints = Fingerprints(same or stored, new.fingerprint)
+    if stored and new.fingerprint and same and same.parts and same != new.fingerprint:
+        fingerprints = replace(fingerprints, other_precision=same.parts["precision"])
     return Report(figures, sample.rows.tolist(), new.model, fingerprints)

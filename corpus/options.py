@@ -12,6 +12,8 @@ from addnorm.service.options import Parser, above_zero, positive
 KEY = "environment variable with the API key"
 PROMPT = "default: the model's default prompt"
 OUTPUTS = ("pooled", "sparse", "multi-vector", "scores")
+BAD_ROWS = ("refuse", "null", "skip")
+TASKS = ("embed", "rerank", "classify", "tag", "sparse")
 DTYPES = ("float32", "float16", "int8")
 EMBED = """\
 Embeds the texts of Parquet, JSON Lines or CSV files without a server. The result has the rows of
@@ -24,14 +26,17 @@ CHECK = """\
 Embeds a sample of a Parquet file's rows again and compares the vectors with the stored vectors.
 If `addnorm embed` wrote the file, its columns, precision, prompt and dimensions are the defaults.
 
+With --pin it computes nothing, and compares the bits of the model's known answers with a file of
+`addnorm pin`: it tells whether a new version of a library, a processor or a bundle moved vectors.
+
 exit codes: 0 the vectors are equal, 1 they differ, 2 they cannot be compared
 
 verdicts: bit-equal, other rows (of this file), some rows (a tenth or more are bit-equal), rounding,
 scaled (different lengths), approximation (such as int8), other vectors. The limit of each is in
 docs/vector-indexes.md."""
 COMPARE = """\
-Compares the vectors or scores that A and B compute for the same texts: cosine similarity, nearest
-neighbours of queries, ranks, labels. A and B can each be
+Compares what A and B compute for the same texts: nearest neighbours of queries, cosines, ranks,
+labels, entities. A and B can each be
 
   ORG/NAME[@PRECISION]          a model of the hub, exported at its first use
   DIR[@PRECISION]               a folder: of a checkpoint, or a bundle, <name>/<version>
@@ -62,7 +67,7 @@ def embed_parser() -> Parser:
         " if the options and the fingerprint are the same"
     )
     add("--from", dest="earlier", metavar="OLD.parquet", help=taken)
-    unasked = "do not ask for confirmation if no vector of OLD can be reused"
+    unasked = "begin also if no vector of OLD can be reused, or the disk seems too small"
     add("--yes", action="store_true", help=unasked)
     estimated = "only print the number of rows to compute and the estimated time"
     add("--dry-run", action="store_true", help=estimated)
@@ -79,6 +84,11 @@ def _add_output(add: Callable[..., Any]) -> None:
     add("--output", choices=OUTPUTS, default="pooled", help="kind of the output (default: pooled)")
     of_numbers = "type of the numbers (default: float32)"
     add("--dtype", choices=DTYPES, default="float32", help=of_numbers)
+    of_bad_rows = (
+        "what to do about rows whose text is null, not UTF-8 or too long: name them and stop, give"
+        " them no vector, or leave them out (default: refuse)"
+    )
+    add("--bad-rows", choices=BAD_ROWS, default="refuse", help=of_bad_rows)
     add("--text-column", default="text", metavar="NAME", help="column of texts (default: text)")
     of_pairs = "with --output scores: column with the second text of each pair"
     add("--second-text-column", metavar="NAME", help=of_pairs)
@@ -98,12 +108,13 @@ def _add_output(add: Callable[..., Any]) -> None:
 def check_parser() -> Parser:
     parser = Parser(
         "check",
-        "VECTORS.parquet --model MODEL[@PRECISION]",
+        "(VECTORS.parquet | --pin FILE) --model MODEL[@PRECISION]",
         CHECK,
         "vectors.parquet --model http://localhost:8000",
     )
     add = parser.add_argument
-    add("vectors", metavar="VECTORS.parquet", help="a local file or an s3:// address")
+    add("vectors", nargs="?", metavar="VECTORS.parquet", help="a local file or an s3:// address")
+    add("--pin", type=Path, metavar="FILE", help="compare the bits of known answers with this file")
     named = (
         "model that embeds the texts: a server, URL[#NAME], or one that runs here, as for `serve`"
         " (PRECISION: by default that of the file, or the model's)"
@@ -127,6 +138,23 @@ def check_parser() -> Parser:
     return parser
 
 
+def pin_parser() -> Parser:
+    parser = Parser(
+        "pin",
+        "FILE --model MODEL[@PRECISION]",
+        "Writes digests of the bits of a model's known answers to a file, to which `addnorm check"
+        " --pin FILE` compares them after an upgrade.",
+        "model.pin.json --model my-model",
+    )
+    add = parser.add_argument
+    add("file", type=Path, metavar="FILE", help="file to write")
+    named = "a server, URL[#NAME], or a model that runs here, as for `serve`"
+    add("--model", required=True, metavar=addresses.METAVAR, help=named)
+    add("--api-key-env", metavar="VARIABLE", help=KEY)
+    addresses.add_options(parser)
+    return parser
+
+
 def compare_parser() -> Parser:
     parser = Parser(
         "compare", "A B --texts FILE", COMPARE, "my-model@fp32 my-model@int8 --texts texts.jsonl"
@@ -142,6 +170,8 @@ def compare_parser() -> Parser:
     add("--text-column", default="text", metavar="NAME", help=of_column)
     of_queries = "column of texts in --queries (default: --text-column)"
     add("--query-column", metavar="NAME", help=of_queries)
+    of_tasks = "what to compare; by default what the models are made for"
+    add("--task", choices=TASKS, help=of_tasks)
     of_vectors = "column of vectors in .parquet files (default: vector)"
     add("--vector-column", default="vector", metavar="NAME", help=of_vectors)
     add("--prompt-name", metavar="NAME", help="prompt for texts, for models that have it")

@@ -1,6 +1,9 @@
 """The result of a job while it grows: a folder of parts beside OUT, each written whole, and joined
 to OUT at the end. A process that is killed at any moment loses only what it had not written.
 
+Where a part begins and ends depends on the rows alone, so that OUT has the same bytes after any
+kill. Vectors of a part that is not yet complete are saved in files of their own meanwhile.
+
 The name of a part has its first row and the digest of its bytes: nothing else is joined.
 """
 
@@ -8,7 +11,8 @@ import fcntl
 import fnmatch
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,27 +21,38 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from addnorm.corpus.embedder import RowVectors
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.index_check import Difference
 from addnorm.corpus.storage import Location, in_one_line
+from addnorm.service.engine.fingerprint import moved
 
 PLAN_KEY = "addnorm.job"  # of the metadata of OUT and its parts: what they were made of
 FIRST_ROW_KEY = "addnorm.first_row"  # of a part's
 AGAIN = "to compute them again, remove it and the parts after it, and repeat the command"
+ROW, VECTOR = "row", "vector"  # columns of saved vectors
 Plan = Mapping[str, Mapping[str, Any]]  # JSON
 
 
 class Parts:
-    """The finished parts of one job. One process at a time works on them; on a disk it is the only
-    one that can."""
+    """The finished parts of one job, and vectors of the next ones. One process at a time works on
+    them; on a disk it is the only one that can."""
 
-    def __init__(self, out: Location, plan: Plan, metadata: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        out: Location,
+        plan: Plan,
+        metadata: Mapping[str, str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """plan: what decides the result. metadata: of OUT, besides."""
         # a link stays: what it leads to is written
         self.out, self.plan = out.resolve(), plan
         self.folder = replace(self.out, path=f"{self.out.path}.parts")
         self._metadata = {**metadata, PLAN_KEY: json.dumps(plan, sort_keys=True)}
         self.num_rows = 0  # that are written
+        self.saved: RowVectors | None = None  # of later rows, by an earlier process
+        self._clock, self._last_written = clock, clock()
 
     @contextmanager
     def open(self) -> Iterator[Self]:
@@ -48,6 +63,8 @@ class Parts:
             with self._lock():
                 # a job of days must not find at its end that a part is not what was written
                 self.num_rows = sum(part.metadata.num_rows for part in self._read())
+                self.saved = self._read_saved()
+                self._last_written = self._clock()
                 yield self
 
     @contextmanager
@@ -67,43 +84,76 @@ class Parts:
     def _read(self) -> Iterator[pq.ParquetFile]:
         """The parts in order. CorpusError if one is missing, damaged, or of another job."""
         num_rows = 0
-        for path in self._paths():
-            with path.open() as file:
-                content = file.read()
-            if not path.name.endswith(f"-{_digest(content)}.parquet"):
-                raise CorpusError(
-                    f"{path} is damaged, or another program changed it: the digest of its bytes is"
-                    f" {_digest(content)}; {AGAIN}"
-                )
-            part = pq.ParquetFile(pa.BufferReader(content))
+        for path in self._paths("part"):
+            part, content = self._open(path)
             first_row = (part.metadata.metadata or {}).get(FIRST_ROW_KEY.encode())
             if path.name != part_name(num_rows, content) or first_row != str(num_rows).encode():
                 raise CorpusError(
                     f"{path} does not continue the parts before it, which have {num_rows} rows;"
                     f" {AGAIN}"
                 )
-            if (plan := _plan(part.metadata)) is None:
-                raise CorpusError(
-                    f"{path} does not record the texts and options it was made from; {AGAIN}"
-                )
-            _check_same(plan, self.plan, path, self.folder)
             num_rows += part.metadata.num_rows
             yield part
 
-    def _paths(self) -> list[Location]:
-        names = fnmatch.filter(self.folder.names_within(), "part-*.parquet")
+    def _open(self, path: Location) -> tuple[pq.ParquetFile, bytes]:
+        """A file of the folder and its bytes. CorpusError if it is damaged, or of another job."""
+        with path.open() as file:
+            content = file.read()
+        if not path.name.endswith(f"-{_digest(content)}.parquet"):
+            raise CorpusError(
+                f"{path} is damaged, or another program changed it: the digest of its bytes is"
+                f" {_digest(content)}; {AGAIN}"
+            )
+        part = pq.ParquetFile(pa.BufferReader(content))
+        if (plan := _plan(part.metadata)) is None:
+            raise CorpusError(
+                f"{path} does not record the texts and options it was made from; {AGAIN}"
+            )
+        _check_same(plan, self.plan, path, self.folder)
+        return part, content
+
+    def _read_saved(self) -> RowVectors | None:
+        """The saved vectors of rows that no part has."""
+        tables = [self._open(path)[0].read() for path in self._paths("saved")]
+        if not tables:
+            return None
+        table = pa.concat_tables(tables).combine_chunks()
+        rows = table.column(ROW).to_numpy()
+        is_left = pa.array(rows >= self.num_rows)
+        vectors = table.column(VECTOR).combine_chunks().filter(is_left)
+        return RowVectors.joined([RowVectors(rows[rows >= self.num_rows], vectors)])
+
+    def _paths(self, kind: str) -> list[Location]:
+        names = fnmatch.filter(self.folder.names_within(), f"{kind}-*.parquet")
         return [self.folder / name for name in names]
+
+    @property
+    def unsaved_s(self) -> float:
+        """Seconds since anything was written."""
+        return self._clock() - self._last_written
+
+    def save(self, vectors: RowVectors) -> None:
+        """Keeps vectors of rows of later parts. Once it returns, they are safe."""
+        table = pa.table({ROW: vectors.rows, VECTOR: vectors.column})
+        self._write("saved", int(vectors.rows.max()), table)
 
     def add(self, table: pa.Table) -> None:
         """Writes the next rows. Once it returns, they are safe."""
-        metadata = {**self._metadata, FIRST_ROW_KEY: str(self.num_rows)}
+        self._write("part", self.num_rows, table)
+        self.num_rows += table.num_rows
+        for path in self._paths("saved"):
+            if int(path.name.split("-")[1]) < self.num_rows:
+                path.remove()
+
+    def _write(self, kind: str, row: int, table: pa.Table) -> None:
+        metadata = {**self._metadata, FIRST_ROW_KEY: str(row)}
         written = pa.BufferOutputStream()
         with _writer(written, table.schema.with_metadata(metadata)) as writer:
             writer.write_table(table, row_group_size=table.num_rows)
         content = written.getvalue()
-        with (self.folder / part_name(self.num_rows, content)).write_whole() as partial:
+        with (self.folder / part_name(row, content, kind)).write_whole() as partial:
             partial.write_bytes(content)
-        self.num_rows += table.num_rows
+        self._last_written = self._clock()
 
     def join(self, num_rows: int) -> None:
         """Makes OUT of the parts, which must have so many rows, and removes them. A row group is a
@@ -156,8 +206,9 @@ def _plan(metadata: pq.FileMetaData) -> Plan | None:
     return plan if is_plan else None
 
 
-def part_name(first_row: int, content: bytes | pa.Buffer) -> str:
-    return f"part-{first_row:012d}-{_digest(content)}.parquet"
+def part_name(row: int, content: bytes | pa.Buffer, kind: str = "part") -> str:
+    """row: the first of a part, the last of saved vectors."""
+    return f"{kind}-{row:012d}-{_digest(content)}.parquet"
 
 
 def _digest(content: bytes | pa.Buffer) -> str:
@@ -184,9 +235,14 @@ def differences(old: Plan, new: Plan) -> list[str]:
     return [
         str(Difference(f"{group} {name}", _in_words(old, group, name), _in_words(new, group, name)))
         for group in new
-        for name in {**old.get(group, {}), **new[group]}
-        if old.get(group, {}).get(name) != new[group].get(name)
+        for name in _changed(group, old.get(group, {}), new[group])
     ]
+
+
+def _changed(group: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    if group == "fingerprint":
+        return moved(old, new)[0]
+    return [name for name in {**old, **new} if old.get(name) != new.get(name)]
 
 
 def _in_words(plan: Plan, group: str, name: str) -> str | None:

@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from addnorm.corpus.embedder import Embedder, EmbedOptions
-from addnorm.corpus.texts_source import check_rows
+from addnorm.corpus.errors import CorpusError
+from addnorm.corpus.texts_source import bad_rows
 from addnorm.service.engine.fingerprint import METADATA_KEY, to_text
 
 
@@ -45,12 +46,14 @@ class Addnorm:
     @property
     def metadata(self) -> dict[str, str]:
         """For the schema of a file of these vectors: the fingerprint."""
-        return {METADATA_KEY: to_text(self._embedder.fingerprint)}
+        fingerprint = self._embedder.fingerprint
+        return {METADATA_KEY: to_text(fingerprint.parts or {}, fingerprint.bits)}
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         """The rows with their vectors. CorpusError names a row of the batch that has no text, or
         whose text is rejected."""
         texts = rows.column(self._text_column)
-        check_rows(texts.combine_chunks(), self._text_column, 0)
+        for problem in bad_rows(texts.combine_chunks(), self._text_column, 0).values():
+            raise CorpusError(problem)
         column = self._runner.run(self._embedder.compute_column(texts.to_pylist()))
         return rows.append_column(self._vector_column, column)

@@ -1,6 +1,6 @@
 """Agreement of two sides about texts, in figures, words and a picture. Knows no files."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 from xml.sax.saxutils import escape
 
@@ -12,13 +12,21 @@ from addnorm.corpus.comparison import (
     Nearest,
     by_row,
     directions,
+    is_best,
     mean,
-    overlap,
     products,
     rank_correlation,
+    shared,
 )
 from addnorm.service.engine.batch import Ints
 
+WORDS = {
+    "embed": "pooled vectors, by cosine",
+    "sparse": "sparse vectors, by dot product",
+    "rerank": "order of candidates (by MaxSim, of vectors of tokens)",
+    "classify": "labels of texts",
+    "tag": "entities",
+}
 NUM_RANKED = 100  # of the nearest texts, whose ranks are compared
 NUM_SHOWN = 5  # of the worst
 NUM_BINS = 20
@@ -29,9 +37,11 @@ class Agreement:
     """About vectors of texts that come in blocks, and the nearest of them to some queries. Memory
     is the queries' vectors, what is nearest to them, and a block."""
 
-    def __init__(self, a: Vectors, b: Vectors) -> None:
-        """Vectors of the queries, `[q, width]` each; widths may differ."""
-        self._queries = directions(a), directions(b)
+    def __init__(self, a: Vectors, b: Vectors, by_cosine: bool = True) -> None:
+        """Vectors of the queries, `[q, width]` each; widths may differ. by_cosine: what is near;
+        else the dot product."""
+        self._scaled = directions if by_cosine else np.asarray
+        self._queries = self._scaled(a), self._scaled(b)
         # which texts are nearest by each side, with the cosines of both
         self._nearest = Nearest(len(a), NUM_RANKED), Nearest(len(a), NUM_NEIGHBOURS)
         self._cosines = list[NDArray[np.float64]]()
@@ -47,19 +57,16 @@ class Agreement:
             lowest = zip(cosines.tolist(), rows.tolist(), strict=True)
             self._lowest = sorted([*self._lowest, *lowest])[:NUM_SHOWN]
         by_a, by_b = (
-            products(queries, directions(side))
+            products(queries, self._scaled(side))
             for queries, side in zip(self._queries, (a, b), strict=True)
         )
         self._nearest[0].add(self._num_rows, by_a, by_b)
-        self._nearest[1].add(self._num_rows, by_b)
+        self._nearest[1].add(self._num_rows, by_b, by_a)
         self._num_rows += len(rows)
 
     def figures(self) -> dict[str, Any]:
         by_a, by_b = self._nearest
-        order = np.argsort(-by_a.scores[0], axis=1, kind="stable")[:, :NUM_NEIGHBOURS]
-        nearest = np.take_along_axis(by_a.rows, order, 1)
-        num_shared = np.count_nonzero(overlap(nearest, by_b.rows), axis=1)
-        number = nearest.shape[1]
+        num_shared, number = shared(by_a, by_b), by_b.rows.shape[1]
         shares = num_shared / number
         ranked = by_a.rows.shape[1]
         ranks = rank_correlation(by_a.scores[0], by_a.scores[1]) if ranked > 1 else None
@@ -94,11 +101,12 @@ class Scores:
         self._entries = list[dict[str, Any]]()
         self._num_changed = 0
         self._changes = list[NDArray[np.float64]]()
+        self._num_entities = np.zeros(3, np.int64)  # A's, B's, of both
 
     def add_order(self, row: int, query: str, a: Vectors, b: Vectors) -> None:
         """Scores of a query's candidates, `[n]` each."""
         rank = float(rank_correlation(a[None], b[None])[0]) if len(a) > 1 else 1.0
-        same = int(a.argmax()) == int(b.argmax())
+        same = bool(is_best(a[None], b[None].argmax(1))[0])
         self._entries.append(
             {"row": row, "text": query, "rank_correlation": rank, "same_top": same}
         )
@@ -119,7 +127,9 @@ class Scores:
     def add_labels(self, rows: Ints, texts: list[Any], a: Vectors, b: Vectors) -> None:
         """Scores of the labels, `[n, labels]` each."""
         change = np.abs(a - b).max(1)
-        is_changed = a.argmax(1) != b.argmax(1)
+        self._add(rows, texts, change, ~is_best(a, b.argmax(1)))
+
+    def _add(self, rows: Ints, texts: list[Any], change: Vectors, is_changed: Vectors) -> None:
         self._changes.append(change.astype(np.float64))
         self._num_changed += int(np.count_nonzero(is_changed))
         entries = [
@@ -131,6 +141,16 @@ class Scores:
             :NUM_SHOWN
         ]
 
+    def add_entities(
+        self, rows: Ints, texts: list[Any], a: list[Set[Any]], b: list[Set[Any]]
+    ) -> None:
+        """Entities of each text. The change of a text is the share of those that one side has."""
+        pairs = list(zip(a, b, strict=True))
+        change = np.array([len(x ^ y) / max(len(x | y), 1) for x, y in pairs])
+        num_both = sum(len(x & y) for x, y in pairs)
+        self._num_entities += [sum(map(len, a)), sum(map(len, b)), num_both]
+        self._add(rows, texts, change, change > 0)
+
     def labels(self) -> dict[str, Any]:
         changes = np.concatenate(self._changes)
         return {
@@ -140,6 +160,12 @@ class Scores:
             "worst_texts": self._entries,
             "histogram": _histogram("texts by the largest change of a probability", changes, 0.0),
         }
+
+    def entities(self) -> dict[str, Any]:
+        of = "texts by the share of their entities that one side has"
+        a, b, both = self._num_entities.tolist()
+        histogram = _histogram(of, np.concatenate(self._changes), 0.0)
+        return {**self.labels(), "entities": {"a": a, "b": b, "both": both}, "histogram": histogram}
 
 
 def _histogram(of: str, values: NDArray[np.float64], lowest: float) -> dict[str, Any]:
@@ -177,8 +203,17 @@ def lines_of(figures: dict[str, Any]) -> Iterator[str]:
     """For people. figures: with the two sides."""
     a, b = figures["sides"]
     yield f"A: {a}, B: {b}"
+    others = ", ".join(figures["other_tasks"])
+    other = f" (--task: also {others})" if others else ""
+    yield f"compared: {WORDS[figures['task']]}{other}"
+    if figures["fingerprint"]["equal"]:
+        parts = ", ".join(
+            f"{part['part']} ({part['stored']}, {part['served']})"
+            for part in figures["fingerprint"]["differences"]
+        )
+        yield "known answers: equal bits" + (f", with another {parts}" if parts else "")
     match figures["task"]:
-        case "embed":
+        case "embed" | "sparse":
             yield from _of_vectors(figures)
         case "rerank":
             yield f"order of the candidates: rank correlation {figures['rank_correlation']:.4f}"
@@ -190,7 +225,14 @@ def lines_of(figures: dict[str, Any]) -> Iterator[str]:
         case _:
             changed, number = figures["labels_changed"], figures["texts_classified"]
             yield f"labels changed: {changed:,} of {number:,} texts ({changed / number:.2%})"
-            yield f"largest change of a probability: {figures['largest_change']:.4f}"
+            if entities := figures.get("entities"):
+                both = entities["both"]
+                yield (
+                    f"entities: {both:,} of both, {entities['a'] - both:,} of A alone,"
+                    f" {entities['b'] - both:,} of B alone"
+                )
+            else:
+                yield f"largest change of a probability: {figures['largest_change']:.4f}"
             for entry in figures["worst_texts"]:
                 note = ", different label" if entry["label_changed"] else ""
                 line = f"{entry['change']:.4f}{note}"

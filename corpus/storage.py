@@ -3,6 +3,7 @@
 Knows no formats but Parquet, which is read in pieces from either.
 """
 
+import errno
 import io
 import os
 import re
@@ -135,6 +136,9 @@ class Location:
         """A store gets an empty object, which shows early whether anything can be written."""
         self.files.create_dir(self.path)
 
+    def remove(self) -> None:
+        self.files.delete_file(self.path)
+
     def remove_folder(self) -> None:
         self.files.delete_dir(self.path)
 
@@ -231,7 +235,10 @@ def in_one_line(subject: str) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    return " ".join(str(getattr(error, "strerror", None) or error).split())[:300]
+    words = " ".join(str(getattr(error, "strerror", None) or error).split())[:300]
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+        words += "; make room and run the same command again, which goes on from what was written"
+    return words
 
 
 def _replace(partial: Path, path: Path) -> None:

@@ -6,7 +6,7 @@ the text with its vector, so a vector that another program changed is not taken.
 
 import hashlib
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from tempfile import TemporaryFile
@@ -19,14 +19,18 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from addnorm.corpus.errors import CorpusError
+from addnorm.corpus.index_check import Difference
 from addnorm.corpus.parts import Plan, differences, plan_of
 from addnorm.corpus.storage import Location, in_one_line, read_batches
-from addnorm.corpus.vectors_file import VectorsFile, numbers_of, texts_of
+from addnorm.corpus.vectors_file import VectorsFile
 from addnorm.service.engine.batch import Ints
+from addnorm.service.engine.fingerprint import moved
 from addnorm.service.engine.tokenizer import Text
 
 DIGEST_BYTES = 16
 ROW_TYPE = pa.binary(2 * DIGEST_BYTES)  # of the text, and of the text with its vector
+BINARY = (pa.binary(), pa.large_binary(), pa.binary_view())
+NO_TEXT = b""  # in place of both digests, of a row that has no text and no vector
 BATCH_ROWS = 4096  # read at once
 Digests = NDArray[np.bytes_]  # [n] of DIGEST_BYTES
 Flags = NDArray[np.bool_]
@@ -37,12 +41,14 @@ def digest_column(vector_column: str) -> str:
     return f"{vector_column}_of_text"
 
 
-def digests_of(texts: Sequence[Text]) -> Digests:
-    """The digest of each text, or of each pair of texts."""
+def digests_of(texts: Iterable[Text | None]) -> Digests:
+    """The digest of each text, or of each pair of texts; NO_TEXT for None."""
     return np.array([*map(_digest, texts)], f"S{DIGEST_BYTES}")
 
 
-def _digest(text: Text) -> bytes:
+def _digest(text: Text | None) -> bytes:
+    if text is None:
+        return NO_TEXT
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for part in [text] if isinstance(text, str) else text:
         content = part.encode()
@@ -60,6 +66,13 @@ def row_digests(text_digests: Digests, vectors: pa.Array) -> pa.Array:
 def _digests_with_vectors(text_digests: Digests, vectors: pa.Array) -> Digests:
     """They belong to the bits of a row. Its place and the layout of the file do not matter, so rows
     may be moved, left out and stored anew."""
+    if vectors.null_count:
+        valid = np.flatnonzero(vectors.is_valid())
+        digests_of_rows = np.where(text_digests == NO_TEXT, NO_TEXT, b"null").astype(
+            text_digests.dtype
+        )
+        digests_of_rows[valid] = _digests_with_vectors(text_digests[valid], vectors.drop_null())
+        return digests_of_rows
     texts, leaves = text_digests.tobytes(), _leaves(vectors)
     digests = list[bytes]()
     for row in range(len(vectors)):
@@ -116,14 +129,15 @@ def _check_columns(file: pq.ParquetFile, path: Location, column: str) -> str:
     for name in (column, digest_column(column)):
         if name not in file.schema_arrow.names:
             raise CorpusError(f"{path} has no column {name!r}: embed it again")
-    if file.schema_arrow.field(digest_column(column)).type != ROW_TYPE:
+    type_ = file.schema_arrow.field(digest_column(column)).type
+    # polars, DuckDB and pandas know no binary columns of one width
+    if (type_.value_type if pa.types.is_dictionary(type_) else type_) not in (ROW_TYPE, *BINARY):
         return f"has no column {digest_column(column)!r} with digests of the vectors"
     return ""
 
 
-def check_complete(path: Location, column: str, texts: Iterator[Sequence[Text]]) -> None:
+def check_complete(path: Location, column: str, expected: Digests) -> None:
     """CorpusError if the file does not have the vectors of these texts, as a job wrote them."""
-    expected = np.concatenate([digests_of(batch) for batch in texts])
     again = "remove it to compute it again, or choose another OUT"
     with in_one_line(f"{path} cannot be read"):
         file, row = path.open_rows(page_checksum_verification=True), 0
@@ -157,8 +171,12 @@ class StoredVectors:
         """flags: the rows of a job that have the vectors that it wrote: no others are found.
         type_: of these vectors."""
         self.path, self._column = path, column
+        self.fingerprint: str | None = None  # the text in the metadata of any file of vectors
+        self.remark = ""  # parts of the fingerprint that differ, though no bit moved
+        self.has_plan = True  # else it is not known by which model: other programs lose metadata
         self._flags, self._type = flags, type_
-        rows = np.arange(len(digests)) if flags is None else np.flatnonzero(flags)
+        has_text = digests != NO_TEXT
+        rows = np.flatnonzero(has_text if flags is None else has_text & flags)
         self._order = rows[np.argsort(digests[rows], kind="stable")]
         self._sorted = digests[self._order]
         self._is_used = np.zeros(len(rows), np.bool_)
@@ -182,14 +200,16 @@ class StoredVectors:
                 raise CorpusError(f"--from {path}: the file does not exist")
             file = path.open_rows(page_checksum_verification=True)
         earlier_plan = plan_of(path)
-        if earlier_plan is None:
+        column = str((earlier_plan or plan).get("columns", {}).get("vector"))
+        if earlier_plan:
+            # the fingerprint has the precision, also where it is the model's default
+            precision = {"precision": earlier_plan.get("options", {}).get("precision")}
+            options = {**plan["options"], **precision}
+            expected = {"options": options, "fingerprint": plan["fingerprint"]}
+            if changed := differences(earlier_plan, expected):
+                return cls.none(), f"belongs to another job ({'; '.join(changed)})"
+        elif digest_column(column) not in file.schema_arrow.names:
             raise CorpusError(f"--from {path}: the file was not written by addnorm embed")
-        # the fingerprint has the precision, also where it is the model's default
-        precision = {"precision": earlier_plan.get("options", {}).get("precision")}
-        expected = {"options": {**plan["options"], **precision}, "fingerprint": plan["fingerprint"]}
-        if changed := differences(earlier_plan, expected):
-            return cls.none(), f"belongs to another job ({'; '.join(changed)})"
-        column = str(earlier_plan.get("columns", {}).get("vector"))
         if reason := _check_columns(file, path, column):
             return cls.none(), reason
         texts, flags = [digests_of([])], [np.zeros(0, np.bool_)]
@@ -198,9 +218,22 @@ class StoredVectors:
                 texts.append(digests)
                 flags.append(is_written)
         stored = cls(np.concatenate(texts), path, column, np.concatenate(flags), type_)
+        stored.has_plan = earlier_plan is not None
+        if earlier_plan:
+            old, new = earlier_plan.get("fingerprint", {}), plan["fingerprint"]
+            harmless = moved(old, new)[1]
+            stored.remark = ", ".join(
+                str(Difference(part, old.get(part), new.get(part))) for part in harmless
+            )
         if stored.num_changed and not len(stored._sorted):
-            return cls.none(), f"was changed by another program in all {stored.num_changed:,} rows"
+            lost = "" if stored.has_plan else ", or is of another job: its metadata are lost"
+            changed_rows = f"was changed by another program in all {stored.num_changed:,} rows"
+            return cls.none(), changed_rows + lost
         return stored, ""
+
+    def __len__(self) -> int:
+        """Rows whose vectors can be taken."""
+        return len(self._order)
 
     @property
     def num_changed(self) -> int:
@@ -215,23 +248,11 @@ class StoredVectors:
     @classmethod
     def of_file(cls, path: Location, text_column: str, vector_column: str) -> Self:
         """CorpusError if the columns do not fit, or a row has no text or no finite vector."""
-        file, read, row = VectorsFile(path, text_column, vector_column), list[Digests](), 0
-        width = None
-        with in_one_line(f"{path} cannot be read"):
-            for batch in read_batches(path.open_rows(), BATCH_ROWS, [text_column, vector_column]):
-                rows = np.arange(row, row + batch.num_rows)
-                try:
-                    read.append(digests_of(texts_of(batch.column(text_column), rows)))
-                    vectors = numbers_of(batch.column(vector_column), rows)
-                    if (width := width or vectors.shape[1]) != vectors.shape[1]:
-                        raise CorpusError(
-                            f"row {row} has a vector of {vectors.shape[1]} numbers, row 0 has one"
-                            f" of {width}: all vectors must have the same size"
-                        )
-                except CorpusError as error:
-                    raise CorpusError(f"{path}: {error}") from None
-                row += batch.num_rows
-        return cls(np.concatenate(read), file.path, vector_column)
+        file = VectorsFile(path, text_column, vector_column)
+        digests = [digests_of(block.texts) for block in file.read(np.arange(file.num_rows))]
+        stored = cls(np.concatenate(digests), path, vector_column)
+        stored.fingerprint = file.fingerprint
+        return stored
 
     def duplicates(self) -> Iterator[tuple[int, int]]:
         """Rows that have the text of another one, with that one's number."""

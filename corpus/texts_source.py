@@ -11,7 +11,7 @@ import json
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import orjson
@@ -22,13 +22,16 @@ import pyarrow.parquet as pq
 
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.storage import Location, in_one_line, read_batches, reason
-from addnorm.corpus.vectors_file import check_texts, first_not_utf8
+from addnorm.corpus.vectors_file import check_texts, not_utf8
 from addnorm.service.engine.batch import Ints
 from addnorm.service.engine.tokenizer import Text
 
 PIECE_ROWS = 256
+NUM_NAMED = 10  # bad rows
 OPTIONS = ("--text-column", "--second-text-column")
 Pieces = Iterator[pa.RecordBatch]
+# what is done about rows whose text cannot be embedded
+BadRows = Literal["refuse", "null", "skip"]
 
 
 class Format(NamedTuple):
@@ -40,11 +43,17 @@ class Format(NamedTuple):
 
 
 class Source:
-    """Rows of one or more files, in the order of their paths, with all columns of all files."""
+    """Rows of one or more files, in the order of their paths, with all columns of all files. They
+    are numbered as they are read, from 0. Rows that are skipped have a number all the same, and no
+    place: places count the rows that stay.
+    """
 
-    def __init__(self, path: Location, text_columns: Sequence[str]) -> None:
+    def __init__(
+        self, path: Location, text_columns: Sequence[str], bad_rows: BadRows = "refuse"
+    ) -> None:
         """text_columns: one, or two for pairs. CorpusError if a file or a column does not fit."""
-        self.path, self.text_columns = path, list(text_columns)
+        self.path, self.text_columns, self._policy = path, list(text_columns), bad_rows
+        self.bad_rows = dict[int, str]()  # by number, in order, why: read_texts() finds them
         with in_one_line(f"{path} cannot be read"):
             self.files = _files(path)  # by their paths within IN
         schemas = []
@@ -83,25 +92,59 @@ class Source:
             digests[name] = digest.hexdigest()
         return digests
 
-    def checked_texts(self) -> Iterator[list[Text]]:
-        """The texts of each piece. CorpusError names a row that has no text, or none in UTF-8."""
+    def read_texts(self) -> Iterator[tuple[Ints, list[Text | None]]]:
+        """The first reading: all rows piece by piece, their numbers `[n]` and texts. Rows that have
+        no text, or none in UTF-8, are added to `bad_rows` and are None."""
         columns = pa.schema([self.schema.field(name) for name in self.text_columns])
-        num_rows = 0
+        self.bad_rows, num_rows = {}, 0
         for piece in self._pieces(columns):
-            for name in self.text_columns:
-                check_rows(piece.column(name), name, num_rows)
+            bad = [bad_rows(piece.column(name), name, num_rows) for name in self.text_columns]
+            for row, problem in sorted(item for problems in bad for item in problems.items()):
+                self.bad_rows.setdefault(row, problem)
+            rows = np.arange(num_rows, num_rows + piece.num_rows)
+            yield rows, self._texts(piece, rows)
             num_rows += piece.num_rows
-            yield self.texts(piece)
-        if not num_rows:
-            raise CorpusError(f"{self.path} has no rows")
+        if num_rows == (len(self.bad_rows) if self._policy == "skip" else 0):
+            raise CorpusError(f"{self.path} has no rows" + (" to embed" if num_rows else ""))
+
+    def refuse_bad_rows(self) -> None:
+        """CorpusError names them, after the first reading, unless they are to be left out."""
+        if not self.bad_rows or self._policy != "refuse":
+            return
+        rows = sorted(self.bad_rows)
+        named = "; ".join(self.bad_rows[row] for row in rows[:NUM_NAMED])
+        if (number := len(rows)) > 1:
+            rest = f"; and {number - NUM_NAMED:,} more" if number > NUM_NAMED else ""
+            named = f"{number:,} rows cannot be embedded: {named}{rest}"
+        raise CorpusError(named)
+
+    def checked_texts(self) -> Iterator[list[Text]]:
+        """The texts of each piece. Ends with a CorpusError that names the bad rows, if any."""
+        for _, texts in self.read_texts():
+            yield [text for text in texts if text is not None]
+        self.refuse_bad_rows()
+
+    def is_skipped(self, row: int) -> bool:
+        return self._policy == "skip" and row in self.bad_rows
+
+    def numbers(self, places: Ints) -> Ints:
+        """The numbers of rows by their places."""
+        if self._policy != "skip":
+            return places
+        skipped = np.array(sorted(self.bad_rows), np.int64)
+        return places + np.searchsorted(skipped - np.arange(len(skipped)), places, side="right")
 
     def pieces(self, start: int = 0) -> Pieces:
-        """At most PIECE_ROWS rows each, from row `start`, with which a piece must begin."""
-        row = 0
+        """At most PIECE_ROWS rows each, from place `start`, with which a piece must begin."""
+        row = place = 0
         for piece in self._pieces(self.schema):
-            if row >= start:
-                yield piece
+            is_left = [not self.is_skipped(row + index) for index in range(piece.num_rows)]
             row += piece.num_rows
+            if not all(is_left):
+                piece = piece.filter(pa.array(is_left))
+            if place >= start and piece.num_rows:
+                yield piece
+            place += piece.num_rows
 
     def _pieces(self, schema: pa.Schema) -> Pieces:
         for file in self.files.values():
@@ -117,22 +160,42 @@ class Source:
             column: Any = piece.column(name)
             if isinstance(column, pa.DictionaryArray):
                 column = column.dictionary_decode()
-            sizes += pc.binary_length(column).to_numpy()
+            sizes += pc.binary_length(column).fill_null(0).to_numpy()
         return sizes
 
-    def texts(self, piece: pa.RecordBatch) -> list[Text]:
-        columns = [piece.column(name).to_pylist() for name in self.text_columns]
-        return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+    def texts(self, piece: pa.RecordBatch, place: int) -> list[Text | None]:
+        """The texts of a piece that begins at a place; None for bad rows."""
+        return self._texts(piece, self.numbers(np.arange(place, place + piece.num_rows)))
+
+    def _texts(self, piece: pa.RecordBatch, rows: Ints) -> list[Text | None]:
+        good = [index for index, row in enumerate(rows.tolist()) if row not in self.bad_rows]
+        readable = piece if len(good) == len(rows) else piece.take(pa.array(good, pa.int64()))
+        columns = [readable.column(name).to_pylist() for name in self.text_columns]
+        texts: list[Text | None] = [None] * len(rows)
+        for index, text in zip(good, zip(*columns, strict=True), strict=True):
+            texts[index] = text[0] if len(text) == 1 else text
+        return texts
+
+    def some_texts(self, places: Ints) -> Iterator[Text | None]:
+        """The texts of some rows by their places, which are in order."""
+        start = 0
+        for piece in self.pieces():
+            here = places[(places >= start) & (places < start + piece.num_rows)]
+            if len(here):
+                texts = self.texts(piece, start)
+                yield from (texts[place - start] for place in here.tolist())
+            start += piece.num_rows
 
 
-def check_rows(column: Any, name: str, first_row: int) -> None:
-    """CorpusError names a row without a text. first_row: the number of the first one in the
-    column."""
-    if column.null_count:
-        row = first_row + column.is_null().index(True).as_py()
-        raise CorpusError(f"row {row}: column {name!r} is null")
-    if (broken := first_not_utf8(column)) is not None:
-        raise CorpusError(f"row {first_row + broken}: column {name!r} is not UTF-8")
+def bad_rows(column: Any, name: str, first_row: int) -> dict[int, str]:
+    """Row -> why it has no text. first_row: the number of the first one in the column."""
+    problems = {
+        first_row + index: f"row {first_row + index}: column {name!r} is null"
+        for index in (np.flatnonzero(column.is_null()).tolist() if column.null_count else [])
+    }
+    for index in not_utf8(column):
+        problems[first_row + index] = f"row {first_row + index}: column {name!r} is not UTF-8"
+    return problems
 
 
 def _files(path: Location) -> dict[str, Location]:
@@ -194,10 +257,13 @@ def _read_csv(path: Location, schema: pa.Schema) -> Pieces:
 
 
 def _jsonl_schema(path: Location) -> pa.Schema:
-    schema = pa.schema([])
+    schema, num_rows = pa.schema([]), 0
     for rows in _read_json_rows(path):
         names = dict.fromkeys(name for row in rows for name in row)
-        arrays = {name: pa.array([row.get(name) for row in rows]) for name in names}
+        arrays = {
+            name: _array(path, name, [row.get(name) for row in rows], num_rows) for name in names
+        }
+        num_rows += len(rows)
         of_rows = pa.schema([(name, array.type) for name, array in arrays.items()])
         schema = pa.unify_schemas([schema, of_rows], promote_options="permissive")
     return schema
@@ -233,6 +299,22 @@ def _read_json_rows(path: Location) -> Iterator[list[dict[str, Any]]]:
                 rows = []
     if rows:
         yield rows
+
+
+def _array(path: Location, name: str, values: list[Any], first_row: int) -> pa.Array:
+    """CorpusError names the first value of another type than those before it."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        types = [None if value is None else type(value) for value in values]
+        first = next(filter(None, types))
+        for row, type_ in enumerate(types, first_row):
+            if type_ not in (None, first):
+                raise CorpusError(
+                    f"{path}, row {row}: column {name!r} is {type_.__name__}, and"
+                    f" {first.__name__} in rows before it"
+                ) from None
+        raise
 
 
 def _refuse_repeated(line: bytes, place: str) -> None:

@@ -4,8 +4,8 @@ Memory does not grow with the file, nor with its row groups.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +20,7 @@ BATCH_ROWS = 1024
 NUMBERS = (pa.float32(), pa.float16(), pa.float64(), pa.int8(), pa.uint8())
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """Rows of a file, in its order."""
 
     rows: NDArray[np.int64]  # [n], their numbers in the file, from 0
@@ -59,25 +58,40 @@ class VectorsFile:
         stored = (self._file.metadata.metadata or {}).get(METADATA_KEY.encode())
         return None if stored is None else stored.decode(errors="replace")
 
-    def draw_sample(self, num_rows: int, seed: int) -> Sample:
+    def draw_sample(self, num_rows: int, seed: int, may_lack: bool = False) -> Sample:
         """So many rows, drawn without repeats; all if the file has no more. CorpusError names a row
-        that has no text or no vector."""
+        that has no text or no vector. may_lack: rows without a vector are left out instead."""
         drawn = np.random.default_rng(seed).choice(
             self.num_rows, min(num_rows, self.num_rows), replace=False, shuffle=False
         )
-        rows, texts, vectors = np.sort(drawn), list[str](), list[NDArray[Any]]()
+        blocks = [*self.read(np.sort(drawn), may_lack)]
+        if not blocks:
+            raise CorpusError(f"{self.path}: no row of the sample has a vector")
+        rows, vectors = ([*map(itemgetter(place), blocks)] for place in (0, 2))
+        texts = [text for block in blocks for text in block.texts]
+        return Sample(np.concatenate(rows), texts, np.concatenate(vectors))
+
+    def read(self, rows: NDArray[np.int64], may_lack: bool = False) -> Iterator[Sample]:
+        """These rows, block by block. CorpusError as of `draw_sample`."""
+        width = None
         with in_one_line(self._where):
             for numbers, batch in self._pieces(rows):
-                texts += texts_of(batch.column(self.columns[0]), numbers)
-                block = numbers_of(batch.column(self.columns[1]), numbers)
-                vectors.append(block)
-                if block.shape[1] != vectors[0].shape[1]:
-                    raise CorpusError(
-                        f"row {numbers[0]} has a vector of {block.shape[1]} numbers, the rows"
-                        f" before it have {vectors[0].shape[1]}: all vectors must have the same"
-                        " size"
-                    )
-        return Sample(rows, texts, np.concatenate(vectors))
+                if may_lack:
+                    has_vector = batch.column(self.columns[1]).is_valid()
+                    numbers, batch = numbers[np.asarray(has_vector)], batch.filter(has_vector)
+                if not len(numbers):
+                    continue
+                try:
+                    texts = texts_of(batch.column(self.columns[0]), numbers)
+                    vectors = numbers_of(batch.column(self.columns[1]), numbers)
+                    if (width := width or vectors.shape[1]) != vectors.shape[1]:
+                        raise CorpusError(
+                            f"row {numbers[0]} has a vector of {vectors.shape[1]} numbers, the rows"
+                            f" before it have {width}: all vectors must have the same size"
+                        )
+                except CorpusError as error:
+                    raise CorpusError(f"{self.path}: {error}") from None
+                yield Sample(numbers, texts, vectors)
 
     def _type(self, option: str, name: str) -> pa.DataType:
         schema = self._file.schema_arrow
@@ -117,9 +131,10 @@ def check_texts(type_: pa.DataType, path: Location, name: str) -> None:
         )
 
 
-def first_not_utf8(texts: Any) -> int | None:
-    """Index of the first text of an Arrow array that is not UTF-8. Parquet does not check it."""
+def not_utf8(texts: Any) -> list[int]:
+    """Indices of the texts of an Arrow array that are not UTF-8. Parquet does not check it."""
     plain = texts.dictionary_decode() if isinstance(texts, pa.DictionaryArray) else texts
+    broken = list[int]()
     try:
         plain.validate(full=True)
     except pa.ArrowInvalid:
@@ -127,13 +142,13 @@ def first_not_utf8(texts: Any) -> int | None:
             try:
                 text.as_py()
             except UnicodeDecodeError:
-                return index
-    return None
+                broken.append(index)
+    return broken
 
 
 def texts_of(column: Any, rows: NDArray[np.int64]) -> list[str]:
-    if (broken := first_not_utf8(column)) is not None:
-        raise CorpusError(f"row {rows[broken]} has a text that is not UTF-8")
+    if broken := not_utf8(column):
+        raise CorpusError(f"row {rows[broken[0]]} has a text that is not UTF-8")
     texts: list[str | None] = column.to_pylist()
     if None in texts:
         raise CorpusError(f"row {rows[texts.index(None)]} has null instead of a text")

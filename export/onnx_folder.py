@@ -190,7 +190,7 @@ def certify_again(folder: OnnxFolder, source: Source) -> None:
 
 
 def under_name(source: Source, name: str) -> Source:
-    """The source as `addnorm export --checkpoint` finds it in a folder of this name with its files,
+    """The source as `addnorm export` finds it in a folder of this name with its files,
     wherever those came from. Others keep their origin."""
     source, loaded = replace(source, name=name), source.loaded
     if not loaded:

@@ -71,7 +71,10 @@ def test_settings_of_yes_and_no_are_flags() -> None:
         ("embed a b", "the following arguments are required: --model"),
         ("check v --model x --sample 0", "argument --sample: '0' is not a whole number above 0"),
         ("export x --pre 3", "unrecognized arguments: --pre 3"),
-        ("load run x --second 3", "unrecognized arguments: --second 3; did you mean --seconds?"),
+        (
+            "load run x --tolerence 3",
+            "unrecognized arguments: --tolerence 3; did you mean --tolerance?",
+        ),
     ],
 )
 def test_a_wrong_option_is_answered_shortly(

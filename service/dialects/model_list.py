@@ -79,6 +79,12 @@ class ModelEntry(BaseModel):
     fingerprint_parts: dict[str, dict[str, str]] = Field(
         description="By precision: what the fingerprint is a digest of."
     )
+    bits: dict[str, dict[str, str] | None] = Field(
+        description="By precision: digests of known answers' bits (`answers`), of the tokens of"
+        " some texts (`tokens`), and of the model's files and settings (`model`). A new version of"
+        " a library may change the fingerprint and none of them. Null where no bits are promised:"
+        " on a GPU, and where an older certificate records none."
+    )
     processor: str = Field(
         description="Of this machine: system, architecture, and the instruction sets by which"
         " kernels are chosen."
@@ -230,6 +236,10 @@ def _entry(models: Models, ref: str, versions: Mapping[int, Model], model: Model
         fingerprint={name: engine.fingerprint.digest for name, engine in model.engines.items()},
         fingerprint_parts={
             name: engine.fingerprint.parts() for name, engine in model.engines.items()
+        },
+        bits={
+            name: None if (bits := engine.fingerprint.bits) is None else dict(bits)
+            for name, engine in model.engines.items()
         },
         processor=processor().kind,
         reproduces_certificate={

@@ -11,9 +11,10 @@ from typing import get_args
 from addnorm.service.engine.batch import Padding
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.engine import Engine
-from addnorm.service.engine.fingerprint import NUM_DIGITS
+from addnorm.service.engine.fingerprint import NUM_DIGITS, digest_of
 from addnorm.service.engine.heads import KeptRows
 from addnorm.service.engine.manifest import Limits, Pooling
+from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import OUTPUTS, OutputInputs, Pooled
 from addnorm.service.engine.outputs.values import Array
 from addnorm.service.engine.selfcheck import SequenceRows, sequences
@@ -26,6 +27,21 @@ MOST_BY_TOKEN = 17
 TOP_K = 5
 NUM_TOGETHER = 2  # sequences in a batch
 TOGETHER = "of all together"  # in place of a length: all sequences in one request
+PROVENANCE = {"name", "version", "created", "source", "versions"}  # of a manifest
+# Whose tokens are compared between versions of the tokenizers: scripts, accents, blanks, numbers,
+# words that no vocabulary has, and symbols
+TEXTS = (
+    "The quick brown fox jumps over 13 lazy dogs, doesn't it?",
+    "Zażółć gęślą jaźń; Übergröße naïve façade, l'été e\u0301te\u0301",
+    "Быстрая лиса. Η γρήγορη αλεπού. الثعلب السريع הזריז",
+    "敏捷的狐狸跳过了懒狗。すばやい茶色の狐 빠른 갈색 여우 तेज़ लोमड़ी จิ้งจอก",
+    "  two  blanks\tand a tab\n\nnew lines \u00a0\u200b\u3000 ",
+    "snake_case camelCase foo(bar[0]) == 1e-05; https://example.org/a?b=c&d=%20",
+    "1234567890 3.14159 1,000,000 12:30 2024-02-29 §5 ½ ² Ⅷ ﬁ",
+    "pneumonoultramicroscopicsilicovolcanoconiosis qzxjkvbw",
+    "👩‍👩‍👧‍👦 🏳️‍🌈 ♥ → ∑ €£¥ “quotes” ‘single’ … — –",
+    "ALL CAPS, MiXeD cAsE [CLS] [MASK] <s> </s> <|endoftext|>",
+)
 # by output, and in it by the sequence's length
 Digests = Mapping[str, Mapping[str, str]]
 
@@ -69,6 +85,27 @@ def digests(bundle: Bundle, engine: Engine, answers: SequenceRows) -> Digests:
             for tensor, array in value.tensors(name).items():
                 by_tensor.setdefault(tensor, {})[length] = _digest(array)
     return by_tensor
+
+
+def bits(expected: Digests, actual: Digests, model: Model) -> dict[str, str]:
+    """Digests of the answers that the certificate records, as this machine gives them, of the
+    tokens of some texts, and of the model: its files and settings, and not where it is from."""
+    recorded = {
+        output: {
+            length: digest for length, digest in by_length.items() if length in expected[output]
+        }
+        for output, by_length in actual.items()
+        if output in expected
+    }
+    settings = model.bundle.manifest.model_dump(mode="json", exclude=PROVENANCE)
+    answers = {"answers": digest_of(recorded), "model": digest_of(settings)}
+    if model.tokenizer is None:
+        return answers
+    tokens = {
+        str(kind): [row.tolist() for row in tokenizer.tokens(TEXTS, truncate=True)]
+        for kind, tokenizer in ((None, model.tokenizer), *model.tokenizers_by_type.items())
+    }
+    return {**answers, "tokens": digest_of(tokens)}
 
 
 def _digest(array: Array) -> str:

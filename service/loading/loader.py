@@ -4,6 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine import selfcheck
@@ -17,7 +18,7 @@ from addnorm.service.engine.selfcheck import SequenceRows, unequal
 from addnorm.service.engine.session import runs_in_words
 from addnorm.service.errors import StartupError
 from addnorm.service.loading import folders
-from addnorm.service.loading.known_answers import LENGTHS, compute, different, digests
+from addnorm.service.loading.known_answers import LENGTHS, bits, compute, different, digests
 from addnorm.service.settings import EVERY, Settings
 
 log = logging.getLogger("addnorm")
@@ -133,7 +134,9 @@ def _reproduction(model: Model, precision: str) -> Reproduction:
         return Reproduction(
             reason="its certificate records no bits: record them with `addnorm verify`"
         )
-    if differences := different(expected, digests(bundle, engine, answers)):
+    actual = digests(bundle, engine, answers)
+    engine.fingerprint = replace(engine.fingerprint, bits=bits(expected, actual, model))
+    if differences := different(expected, actual):
         # nothing is proved of long sequences on such a processor
         _check_invariance(model, precision, answers)
     else:

@@ -180,7 +180,7 @@ def configure(service: Service, connection: type[Connection] = Connection) -> uv
 
 
 def greeting(service: Service, listeners: Sequence[socket.socket]) -> str:
-    """What is served, where, and the page, in three lines."""
+    """Three lines: the models that are served, their address, and that of the page."""
     models = [
         f"{model.name} ({' and '.join(model.bundle.tasks) or 'tensors'}, {model.default_precision})"
         for model in service.models.defaults()

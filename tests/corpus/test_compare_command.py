@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from addnorm.corpus import compare_command
+from addnorm.corpus import compare_command, comparison
 from addnorm.corpus.side_by_side import Agreement, Scores, lines_of
 from tests.support import corpus_files
 from tests.support.texts import TEXT_MODEL
@@ -78,7 +78,7 @@ def test_figures_are_those_of_all_texts_at_once(block: int) -> None:
     for query, order in enumerate(nearest[0][:, :100]):
         a, b = (np.argsort(np.argsort(side[query, order])) for side in scores)
         ranks.append(np.corrcoef(a, b)[0, 1])
-    assert figures["rank_correlation"] == pytest.approx(np.mean(ranks))
+    assert figures["rank_correlation"] == pytest.approx(np.mean(ranks), abs=1e-4)
     cosines = (unit(VECTORS[rows]) * unit(NOISY[rows])).sum(1)
     assert figures["cosine"]["mean"] == pytest.approx(cosines.mean())
     lowest = [entry["row"] for entry in figures["lowest_cosines"]]
@@ -134,7 +134,10 @@ def test_changed_labels_and_orders_are_counted() -> None:
     label_figures = scores.labels()
     assert (label_figures["labels_changed"], label_figures["texts_classified"]) == (1, 3)
     assert (label_figures["largest_change"], label_figures["worst_texts"][0]["text"]) == (0.5, "z")
-    report_text = "\n".join(lines_of({"task": "classify", "sides": ["A", "B"], **label_figures}))
+    known = {"other_tasks": [], "fingerprint": {"equal": None}}
+    report_text = "\n".join(
+        lines_of({"task": "classify", "sides": ["A", "B"], **known, **label_figures})
+    )
     assert "labels changed: 1 of 3 texts (33.33%)" in report_text
     scores = Scores()
     scores.add_order(0, "same", np.array([3, 2, 1]), np.array([30, 20, 10]))
@@ -142,6 +145,82 @@ def test_changed_labels_and_orders_are_counted() -> None:
     order_figures = scores.orders()
     assert (order_figures["rank_correlation"], order_figures["same_top"]) == (0, 0.5)
     assert order_figures["worst_queries"][0]["text"] == "turned"
+
+
+def test_neighbours_at_equal_distance_are_one_class() -> None:
+    """15 distinct vectors of 240 texts: whichever of 16 equal ones is found, nothing is lost; nor
+    where both sides order them in another way. A side that has lost everything shares little."""
+    distinct = DRAWS.normal(size=(15, 384)).astype(np.float32)
+    vectors = distinct[DRAWS.integers(0, 15, 240)]
+    noise = DRAWS.normal(0, 1e-7, vectors.shape).astype(np.float32)
+    queries = DRAWS.normal(size=(20, 384)).astype(np.float32)
+    for other in (vectors, vectors + noise):
+        agreement = Agreement(queries, queries)
+        for start in range(0, 240, 7):
+            here = np.arange(start, min(start + 7, 240))
+            agreement.add(here, vectors[here], other[here])
+        figures = agreement.figures()
+        assert figures["shared"] == {"mean": 1, "all": 1}
+        assert figures["rank_correlation"] == pytest.approx(1)
+        checked = comparison.compare(vectors, other)
+        assert checked.neighbours_shared == 1
+    lost = comparison.compare(VECTORS, np.ones_like(VECTORS))
+    assert lost.neighbours_shared
+    assert lost.neighbours_shared < 0.2
+
+
+def test_equal_scores_have_one_rank() -> None:
+    one, equal = np.array([[1.0, 2, 3, 4]]), np.array([[5.0, 5, 5, 5]])
+    assert comparison.rank_correlation(equal, equal)[0] == 1
+    assert comparison.rank_correlation(one, equal)[0] == 0
+    tied = comparison.rank_correlation(one, np.array([[1.0, 2, 2, 4]]))[0]
+    assert tied == pytest.approx(np.corrcoef([0, 1, 2, 3], [0, 1.5, 1.5, 3])[0, 1])
+    scores = Scores()
+    scores.add_order(0, "equal", np.array([2.0, 2, 1]), np.array([1.0, 2, 0]))
+    assert scores.orders()["same_top"] == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "others"),
+    [("tagger", "tag", []), ("masked-lm", "sparse", []), ("colbert", "rerank", ["embed"])],
+)
+def test_what_a_model_is_made_for_is_compared(
+    compare: Compare,
+    tmp_path: Path,
+    task_bundles: Path,
+    multi_vector_bundles: Path,
+    capsys: pytest.CaptureFixture[str],
+    model: str,
+    task: str,
+    others: list[str],
+) -> None:
+    texts = corpus_files.write(corpus_files.table(60), tmp_path / "texts.jsonl")
+    folder = multi_vector_bundles if model == "colbert" else task_bundles
+    figures = compare(folder / model / "1", folder / model / "1", texts, "--sample", "3")
+    assert (figures["task"], figures["other_tasks"]) == (task, others)
+    assert figures["fingerprint"] == {"equal": True, "differences": []}
+    output = capsys.readouterr().out
+    assert "compared: " in output
+    assert "known answers: equal bits" in output
+    match task:
+        case "tag":
+            assert figures["entities"]["a"] == figures["entities"]["both"] > 0
+        case "sparse":
+            assert (figures["shared"]["mean"], figures["cosine"]["lowest"]) == (1, 1)
+        case _:
+            assert figures["same_top"] == 1
+            pooled = compare(folder / model / "1", folder / model / "1", texts, "--task", "embed")
+            assert (pooled["task"], pooled["shared"]["mean"]) == ("embed", 1)
+
+
+def test_entities_of_one_side_are_counted() -> None:
+    scores, ada, london = Scores(), ("PER", 0, 3), ("LOC", 13, 19)
+    scores.add_entities(
+        np.arange(3), ["x", "y", "z"], [{ada}, {ada}, set()], [{ada, london}, set(), set()]
+    )
+    figures = scores.entities()
+    assert figures["entities"] == {"a": 2, "b": 2, "both": 1}
+    assert (figures["labels_changed"], figures["worst_texts"][0]["text"]) == (2, "y")
 
 
 def changed(place: Any, value: Any) -> NDArray[np.float32]:
@@ -204,6 +283,8 @@ def test_sides_that_cannot_be_compared_are_named(
             str(nulls),
         ),
         "has no column 'words'": (model, model, texts, "--text-column", "words"),
+        "--query-prompt-name is 'qurey'": (model, model, texts, "--query-prompt-name", "qurey"),
+        "--task is rerank": (model, model, texts, "--task", "rerank"),
         "does not exist": (model, model, texts, "--picture", str(tmp_path / "no" / "x.svg")),
         "no.parquet does not exist": (model, tmp_path / "no.parquet", texts),
     }.items():

@@ -1,5 +1,6 @@
 """`addnorm embed --from OLD`: vectors of equal texts are taken over, and the file is the same."""
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import pytest
 
 from addnorm.corpus import embed_command
 from addnorm.corpus.embed_command import Means
-from addnorm.corpus.parts import Parts
+from addnorm.corpus.parts import PLAN_KEY, Parts
 from addnorm.corpus.storage import Location
 from addnorm.corpus.stored_vectors import BATCH_ROWS, StoredVectors, digests_of, row_digests
 from tests.support import corpus_files
@@ -195,6 +196,13 @@ def moved(table: pa.Table) -> pa.Table:
     return table.take(np.random.default_rng(1).permutation(len(table)))
 
 
+def of_other_types(table: pa.Table) -> pa.Table:
+    """DuckDB and pandas write it so: without metadata and without types of one size."""
+    digests = pa.array(table.column("vector_of_text").to_pylist(), pa.binary())
+    place = table.column_names.index("vector_of_text")
+    return table.set_column(place, "vector_of_text", digests).replace_schema_metadata(None)
+
+
 KEPT: dict[str, tuple[Callable[[pa.Table], pa.Table], dict[str, Any]]] = {
     "moved": (moved, {"compression": "snappy", "row_group_size": 7}),
     "half of them": (lambda table: table.slice(0, NUM_ROWS // 2), {}),
@@ -203,6 +211,12 @@ KEPT: dict[str, tuple[Callable[[pa.Table], pa.Table], dict[str, Any]]] = {
     "without texts": (lambda table: table.drop_columns(["text"]), {}),
     "as lists": (
         lambda table: with_vectors(table, lambda v: pa.array([*v], pa.large_list(pa.float32()))),
+        {},
+    ),
+    "by a program that loses metadata": (
+        lambda table: with_vectors(
+            of_other_types(table), lambda v: pa.array([*v], pa.list_(pa.float32()))
+        ),
         {},
     ),
     "as float64": (lambda table: with_vectors(table, lambda v: as_lists(v.astype(float))), {}),
@@ -223,6 +237,22 @@ def test_rows_that_another_program_moved_are_taken(
     num_kept = re.search(r"([\d,]+) rows reused", output.out)
     assert num_kept
     assert int(num_kept[1].replace(",", "")) >= min(len(table), NUM_ROWS)
+
+
+def test_a_file_without_metadata_needs_the_models_vectors(
+    embed: Embed, old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each row fits its digests, but no longer says by which model it was made."""
+    table = pq.read_table(old)
+    texts = digests_of(table.column("text").to_pylist())
+    table = with_vectors(table, put(slice(100, NUM_ROWS), 0.5))
+    digests = row_digests(texts, table.column("vector").combine_chunks())
+    table = table.set_column(table.column_names.index("vector_of_text"), "vector_of_text", digests)
+    pq.write_table(table.replace_schema_metadata(None), old)
+    with pytest.raises(SystemExit):
+        embed(tmp_path / "old.csv", "new.parquet", "--from", str(old))
+    message = capsys.readouterr().err
+    assert re.search(r"--from \S+: its metadata are lost, and of 64 vectors \d+ have", message)
 
 
 def test_an_earlier_file_that_changes_after_it_was_checked_ends_the_job(
@@ -262,6 +292,36 @@ def test_digests_are_of_a_rows_bits_wherever_it_stands(column: pa.Array) -> None
     assert row_digests(texts, column.take([2, 1, 0])).equals(digests.take([2, 1, 0]))
     nulls = pa.nulls(3, column.type)
     assert not set(row_digests(texts, nulls).to_pylist()) & set(digests.to_pylist())
+
+
+def of_version(old: Path, **changes: Any) -> None:
+    """Changes the fingerprint of a file, as if another version had made it."""
+    table = pq.read_table(old)
+    metadata = {**(table.schema.metadata or {})}
+    plan = json.loads(metadata[PLAN_KEY.encode()])
+    plan["fingerprint"] |= changes
+    metadata[PLAN_KEY.encode()] = json.dumps(plan).encode()
+    pq.write_table(table.replace_schema_metadata(metadata), old)
+
+
+def test_a_version_that_moved_no_bit_is_a_remark(
+    embed: Embed, old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "old.csv"
+    of_version(old, numpy="0.1", tokenizers="0.2")
+    whole = embed(source, "whole.parquet")
+    assert embed(source, "new.parquet", "--from", str(old)) == whole
+    output = capsys.readouterr()
+    assert "1,200 rows reused" in output.out
+    assert "with numpy (stored 0.1, now" in output.err
+    (tmp_path / "new.parquet").unlink()
+    old.rename(tmp_path / "new.parquet")
+    embed(source, "new.parquet")
+    assert "is complete" in capsys.readouterr().out
+    of_version(tmp_path / "new.parquet", bits={"answers": "0", "tokens": "0"})
+    with pytest.raises(SystemExit):
+        embed(source, "new.parquet")
+    assert "fingerprint numpy (stored 0.1, now" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("is_told", [True, False])

@@ -119,8 +119,9 @@ def test_the_parts_are_those_of_the_version_that_is_asked() -> None:
         return httpx.Response(200, json=entry)
 
     found = ask(handler, "m/1")
-    assert found.fingerprint == (digest, parts["fp32"])
-    assert found.parts_by_digest == {digest: parts["fp32"], of_int8: parts["int8"]}
+    assert found.fingerprint == (digest, parts["fp32"], None)
+    assert found.by_digest[digest].parts == parts["fp32"]
+    assert found.by_digest[of_int8].parts == parts["int8"]
 
 
 def test_a_server_with_keys_is_answered_with_the_option_for_one() -> None:

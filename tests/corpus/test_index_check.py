@@ -73,6 +73,49 @@ def check(text_url: str, texts: list[str], tmp_path: Path) -> Check:
     return check
 
 
+def pinned(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        command.pin(words) if words[0] != "--pin" else command.check(words)
+    return ended.value.code  # type: ignore[return-value]
+
+
+def test_a_pin_is_moved_by_bits_and_not_by_versions(
+    text_url: str, text_bundles: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, bundle = tmp_path / "pin.json", ("--model", str(text_bundles / TEXT_MODEL / "1"))
+    server = ("--model", f"{text_url}#{TEXT_MODEL}")
+    assert pinned(str(file), *bundle) == command.EQUAL
+    pin = json.loads(file.read_text())
+    assert pinned("--pin", str(file), *server) == command.EQUAL
+    record = pin["precisions"]["fp32"]
+    parts = {**record, "numpy": "0.1"}
+    bits, _ = parts.pop("bits"), parts.pop("fingerprint")
+    record |= json.loads(to_text(parts, bits))
+    file.write_text(json.dumps(pin))
+    capsys.readouterr()
+    assert pinned("--pin", str(file), *server) == command.EQUAL
+    assert "fp32: no bit moved; numpy (stored 0.1, now" in capsys.readouterr().out
+    for name in ("answers", "tokens"):
+        record["bits"] = {**bits, name: "0" * 32}
+        file.write_text(json.dumps(pin))
+        assert pinned("--pin", str(file), *server) == command.DIFFERENT
+    assert "fp32: bits moved" in capsys.readouterr().out
+
+
+def test_what_cannot_be_pinned_is_said(
+    text_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (broken := tmp_path / "pin.json").write_text("[]")
+    for words, message in (
+        (("--pin", str(broken), "--model", text_url), "is no file of `addnorm pin`"),
+        ((str(tmp_path / "a"), "--model", text_url), "write URL#NAME"),
+        ((str(tmp_path), "--model", f"{text_url}#{TEXT_MODEL}"), "is a folder: give a file"),
+        (("--pin", str(broken), "none", "--model", text_url), "a file of vectors, or --pin"),
+    ):
+        assert pinned(*words) == command.CANNOT_CHECK
+        assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 def test_the_servers_own_vectors_are_bit_equal(
     dtype: str, vectors: Array, parts: dict[str, str], check: Check
@@ -189,7 +232,8 @@ def test_a_bare_digest_of_another_precision_names_it() -> None:
     }
     rows = np.arange(2)
     vectors = np.eye(2, dtype=np.float32)
-    served = Embedded(vectors, "m", Recorded("a", parts["a"]), parts)
+    by_digest = {digest: Recorded(digest, each) for digest, each in parts.items()}
+    served = Embedded(vectors, "m", by_digest["a"], by_digest)
     text = report(Sample(rows, ["a", "b"], vectors), served, Recorded("b", None))
     assert str(text.fingerprints).startswith("differs in precision (stored int8, now fp32); ")
     assert str(text.fingerprints).endswith(": write @int8 behind the model")

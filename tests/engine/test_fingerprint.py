@@ -1,6 +1,6 @@
 """The fingerprint: what it is a digest of, and where it is shown."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -8,16 +8,64 @@ import pytest
 
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.device.processor import Processor
-from addnorm.service.engine.fingerprint import Fingerprint, from_text, to_text
+from addnorm.service.engine.fingerprint import (
+    ANY,
+    Fingerprint,
+    Recorded,
+    from_text,
+    moved,
+    to_text,
+)
 from tests.support.metrics import samples
 
 HERE = Fingerprint.here("0" * 64, "fp32", "cpu")
 
 
-@pytest.mark.parametrize("part", [field.name for field in fields(Fingerprint)])
+BITS = {"answers": "a", "tokens": "t", "model": "m"}
+RECORD = Recorded(HERE.digest, HERE.parts(), BITS).record
+
+
+@pytest.mark.parametrize("part", HERE.parts())
 def test_each_part_changes_the_digest(part: str) -> None:
     assert replace(HERE, **{part: "another"}).digest != HERE.digest
     assert replace(HERE, **{part: getattr(HERE, part)}).digest == HERE.digest
+
+
+CHANGES = {  # what changes -> the parts that may decide bits, and those that do not
+    "a library": ({"numpy": "0"}, [], ["numpy"]),
+    "all libraries": (
+        {"numpy": "0", "onnxruntime": "0", "tokenizers": "0", "addnorm": "0"},
+        [],
+        ["onnxruntime", "numpy", "tokenizers", "addnorm"],
+    ),
+    "the processor": ({"processor": "other"}, [], ["processor"]),
+    "the precision": ({"precision": "int8"}, ["precision"], []),
+    "an export of the same files": ({"manifest_sha256": "1"}, [], ["manifest_sha256"]),
+    "an export of others": (
+        {"manifest_sha256": "1", "bits": {**BITS, "model": "n"}}, ["manifest_sha256"], [],
+    ),
+    "a library, and answers": (
+        {"numpy": "0", "bits": {**BITS, "answers": "b"}}, ["numpy"], [],
+    ),
+    "a library, and tokens": (
+        {"tokenizers": "0", "bits": {**BITS, "tokens": "u"}}, ["tokenizers"], [],
+    ),
+    "a library, and nothing is known": ({"numpy": "0", "bits": None}, ["numpy"], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_version_is_no_difference_where_the_known_answers_have_equal_bits(change: str) -> None:
+    parts, decisive, harmless = CHANGES[change]
+    assert moved(RECORD, {**RECORD, **parts}) == (decisive, harmless)
+
+
+def test_files_of_earlier_versions_have_the_bits_in_their_processor() -> None:
+    """Nothing is known of their tokens, but where the library is the same."""
+    old = {**HERE.parts(), "processor": f"{ANY} a", "numpy": "0"}
+    new = {**RECORD, "processor": f"{ANY} a"}
+    assert moved(old, new) == ([], ["numpy"])
+    assert moved({**old, "tokenizers": "0"}, new) == (["numpy", "tokenizers"], [])
 
 
 def test_a_processor_class_has_instruction_sets_and_no_name() -> None:
@@ -59,9 +107,10 @@ def test_it_is_shown_everywhere(text_client: httpx.Client, text_bundles: Path) -
 
 
 def test_its_text_is_read_back() -> None:
-    assert from_text(to_text(HERE.parts())) == (HERE.digest, HERE.parts())
-    assert from_text(f" {HERE.digest}\n") == (HERE.digest, None)
-    assert from_text(f'{{"fingerprint": "{HERE.digest}"}}') == (HERE.digest, None)
+    assert from_text(to_text(HERE.parts())) == (HERE.digest, HERE.parts(), None)
+    assert from_text(to_text(HERE.parts(), BITS)) == (HERE.digest, HERE.parts(), BITS)
+    assert from_text(f" {HERE.digest}\n") == (HERE.digest, None, None)
+    assert from_text(f'{{"fingerprint": "{HERE.digest}"}}') == (HERE.digest, None, None)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +121,7 @@ def test_its_text_is_read_back() -> None:
         ("[]", "is not a fingerprint"),
         ('{"precision": "fp32"}', "is not a fingerprint"),
         ('{"fingerprint": 1}', "is not a fingerprint"),
+        (to_text(HERE.parts(), {"answers": 1}), "is not a fingerprint"),  # type: ignore[dict-item]
         (to_text(HERE.parts()).replace("fp32", "int8"), "does not match its parts"),
     ],
 )

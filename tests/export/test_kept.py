@@ -9,8 +9,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
+from addnorm.corpus.command import check
+from addnorm.corpus.embed_command import embed
 from addnorm.export import kept
 from addnorm.service.engine.files import sha256
 from addnorm.service.errors import StartupError
@@ -285,7 +289,9 @@ def test_finding_needs_no_pytorch() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_a_name_is_served_and_again_without_the_hub(tmp_path: Path) -> None:
+def test_a_name_is_served_and_again_without_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both of its names work. The second start exports nothing, and asks in vain what `main` is.
     Nothing that is served lies in the folder for temporary files, which others clean."""
     (tmp_path / "repository").mkdir()
@@ -299,6 +305,17 @@ def test_a_name_is_served_and_again_without_the_hub(tmp_path: Path) -> None:
         answers += _answers(words, environment, body)
     os.rename(tmp_path / "hub", tmp_path / "gone")
     answers += _answers(words, environment, body)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "texts.csv").write_text("text\nthe same text\n")
+    files = [str(tmp_path / "texts.csv"), str(tmp_path / "vectors.parquet")]
+    model = ["--model", f"{REPOSITORY}@fp32", *words[1:]]
+    embed([*files, *model])  # of the same cache
+    (vector,) = pq.read_table(files[1])["vector"].to_pylist()
+    assert np.array_equal(np.float32(vector), np.float32(answers[0][0]["embedding"]))
+    with pytest.raises(SystemExit) as ended:
+        check([files[1], *model])
+    assert ended.value.code == 0
     assert answers[0] == answers[1] == answers[2] == answers[3]
     assert [path.read_text() for path in (tmp_path / "kept" / "commits").iterdir()] == [COMMIT]
 

@@ -186,7 +186,7 @@ class Silent(asyncio.Transport):
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_answers_may_come_in_chunks(size: int) -> None:
-    """As other servers' do, through a proxy or not, in pieces of any size."""
+    """Other servers send such answers. The pieces that arrive may have any size."""
     body = b'{"a": "0\\r\\n"}' * 20
     chunks = b"".join(
         b"%x;x=1\r\n%s\r\n" % (len(part), part) for part in (body[:5], body[5:150], body[150:])

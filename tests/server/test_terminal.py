@@ -3,6 +3,7 @@
 import logging
 import os
 import pty
+import select
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from addnorm.service.server.process import greeting
 from addnorm.service.wire.telemetry.logs import TextFormatter
 from tests.conftest import inference_of
+from tests.support.waiting import PATIENCE_S
 
 
 def on_a_terminal(*words: str) -> list[str]:
@@ -22,23 +24,20 @@ def on_a_terminal(*words: str) -> list[str]:
     command = [sys.executable, "-m", "addnorm", "serve", "--port", "0", *words]
     server = subprocess.Popen(command, stdout=end, stderr=end)
     os.close(end)
-    output, is_ended = b"", False
+    output = b""
     try:
-        while piece := os.read(terminal, 65536):
-            output += piece
-            listens = b"with a page" in output or b"Uvicorn running" in output
-            if listens and not is_ended:
-                server.send_signal(signal.SIGTERM)
-                is_ended = True
-    except OSError:  # Linux's word for the end of a terminal
-        pass
+        while select.select([terminal], [], [], PATIENCE_S)[0]:
+            output += os.read(terminal, 65536)
+            if b"with a page" in output or b"Uvicorn running" in output:
+                break
     finally:
-        assert server.wait(60) == 0
+        server.send_signal(signal.SIGTERM)
+        server.wait(PATIENCE_S)
         os.close(terminal)
     return output.decode().splitlines()
 
 
-def test_a_terminal_gets_three_lines_of_what_is_served(small: Path) -> None:
+def test_a_terminal_is_told_what_is_served_and_where(small: Path) -> None:
     served, where, page = on_a_terminal("--bundles", str(small))
     assert served.startswith("serving ")
     assert "notebook (complete, fp32)" in served
