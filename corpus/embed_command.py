@@ -231,7 +231,7 @@ async def _check_model(
 
 
 def _write_bad_rows(options: argparse.Namespace, source: Source) -> None:
-    """Which rows have no vector, and why, in a file beside OUT."""
+    """Lists the rows without a vector, and why, in a file beside OUT."""
     if not source.bad_rows:
         return
     path = replace(options.out, path=f"{options.out.path}.bad-rows.jsonl")

@@ -178,7 +178,7 @@ class Job:
         self._unsaved[:] = [part for part in self._unsaved if part.rows.max() >= end]
 
     def _saved(self, start: int, end: int) -> RowVectors | None:
-        """What an earlier process saved of these rows."""
+        """The vectors that an earlier process saved of these rows."""
         if (saved := self.parts.saved) is None:
             return None
         first, last = np.searchsorted(saved.rows, (start, end)).tolist()

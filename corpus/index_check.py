@@ -55,7 +55,7 @@ class Fingerprints:
 
     @property
     def are_equal(self) -> bool | None:
-        """Whether the bits are. None if one is not known."""
+        """The fingerprints are equal, or what they promise is. None if one is not known."""
         if self.stored is None or self.served is None:
             return None
         is_known = self.stored.parts and self.served.parts
@@ -63,7 +63,7 @@ class Fingerprints:
 
     @property
     def has_equal_bits(self) -> bool:
-        """Whether the known answers have, of any bundle. False if it is not known."""
+        """The bits of known answers are equal, of any bundle. False if it is not known."""
         return bool(
             self.stored and self.served and same_bits(self.stored.record, self.served.record)
         )

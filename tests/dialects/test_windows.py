@@ -98,7 +98,7 @@ def test_no_route_of_a_guard_hides_the_end_of_a_text(
 
 
 def test_labels_that_compete_do_not_hide_each_others_windows(client: httpx.Client) -> None:
-    """By a function that scores each alone, the harmless label would have the most harmless one."""
+    """A function that scores each label alone would let the harmless one hide the attack."""
     body = {"model": "guard", "texts": [with_attack(149)], "function_to_apply": "sigmoid"}
     ((first, second),) = post(client, "/v1/classify", {**body, "windows": WINDOWS})["results"]
     assert first["label"] == "ATTACK"
