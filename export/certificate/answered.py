@@ -29,6 +29,7 @@ from addnorm.service.engine.outputs import Sparse
 from addnorm.service.server.wiring import Service
 from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.validation import fit
+from addnorm.service.wire.route import Route
 
 Array = NDArray[Any]
 ROUTES = {row.path: row for row in (*text_routes.ROUTES, *cohere.RERANK)}
@@ -160,16 +161,21 @@ class ServedTasks:
 
     def _ask(self, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], Ask]:
         """The answer of a route, parsed, and the ask that the body became."""
-        row, service = ROUTES[path], self._service
-        full_body = {**body, "precision": self._precision}
+        return ask_route(self._service, ROUTES[path], {**body, "precision": self._precision})
 
-        async def decode(ask: Ask) -> Encode:
-            assert callable(row.decode)
-            encode: Encode = await row.decode(fit(row.body, full_body), ask, service.tools)
-            return encode
 
-        payload, ask = run(service.answers.ask(PATIENCE_S, decode))
-        return orjson.loads(b"".join(payload.parts)), ask
+def ask_route(
+    service: Service, route: Route, body: Mapping[str, Any]
+) -> tuple[dict[str, Any], Ask]:
+    """The answer of a route, parsed, and the ask that the body became."""
+
+    async def decode(ask: Ask) -> Encode:
+        assert callable(route.decode)
+        encode: Encode = await route.decode(fit(route.body, body), ask, service.tools)
+        return encode
+
+    payload, ask = run(service.answers.ask(PATIENCE_S, decode))
+    return orjson.loads(b"".join(payload.parts)), ask
 
 
 def _as_json(texts: Sequence[Text]) -> list[Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from addnorm.export.certificate import authors, forward, lens, served
+from addnorm.export.certificate import authors, extraction, forward, lens, served
 from addnorm.export.certificate.authors import Compare
 from addnorm.export.certificate.certificate import Check, refuse_failures, table_row
 from addnorm.export.certificate.graph import exact
@@ -43,6 +43,9 @@ def compare_all(
         tqdm.write("exporting the reference again")
         expected = exact.Expected.export(source.in_layout("padded"), bundle.manifest)
     checks = compare_files(bundle, expected)
+    if source.extraction:
+        findings = [*extraction.differences(bundle, source.extraction)]
+        checks += refuse_findings(bundle, [(("fp32", "extraction, graph"), findings)])
     del expected
     gc.collect()  # PyTorch's exporter leaves cycles
     memory.give_back()
@@ -113,6 +116,7 @@ def compare_answers(model: Model, source: Source, equal: bool = True) -> list[Ch
             (fp32, lens.named_cases(path, reference)),
             *((precisions, map(_bit_comparison, cases)) for precisions, cases in bits),
             (names, _text_cases(path, source)),
+            (names, _cases_of_names(path, source)),
         ]
         work = [(precisions, case) for precisions, cases in groups for case in cases]
         del groups  # nothing else may keep a case
@@ -171,6 +175,13 @@ def _checks(precision: str, case: str, compare: Compare) -> list[Check]:
         hint = ", which end at 65504 in fp16: leave fp16 out of the precisions"
         words = f"{error}{hint}" if precision == "fp16" else str(error)
         raise CertificationError(f"{case} ({precision}): {words}") from error
+
+
+def _cases_of_names(path: Served, source: Source) -> list[NamedCompare]:
+    if source.extraction is None:
+        return []
+    bundle, samples = path.model.bundle, source.wishes.texts
+    return extraction.cases(path.service, bundle, source.extraction, samples)
 
 
 def _text_cases(path: Served, source: Source) -> list[NamedCompare]:

@@ -123,6 +123,7 @@ EXAMPLES: dict[str, Any] = {
 BY_TASK: dict[str, tuple[type[Strict], Any]] = {
     "classify": (ClassifyOptions, text_tasks.classify),
     "tag": (TagOptions, text_tasks.tag),
+    "extract": (TagOptions, text_tasks.tag),  # rejects a model without labels of its own
     "fill_mask": (FillMaskOptions, text_tasks.fill_masks),
 }
 

@@ -27,6 +27,7 @@ from addnorm.service.engine.outputs.per_token import counted
 from addnorm.service.errors import DeadlineNotMet, InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.validation import Strict
+from addnorm.service.wire.texts import extraction
 from addnorm.service.wire.texts.json_answers import Finish, Unscored, compared
 from addnorm.service.wire.texts.sequences import Strings, add_type_prompt
 from addnorm.service.wire.texts.texts import (
@@ -315,7 +316,10 @@ async def zero_shot(
 async def tag(ask: Ask, tools: Tools, texts: TextsToTokenize, options: TagOptions) -> Finish:
     """The tags or entities of each text, in the order of the text."""
     check_single(texts.field, texts.texts)
-    labels, ignored = _labels(texts), frozenset(options.ignore_labels)
+    ignored = frozenset(options.ignore_labels)
+    if texts.model.bundle.manifest.extraction:
+        return await extraction.tag(ask, tools, texts, ignored)
+    labels = _labels(texts)
     ask.batch, ask.padding, encodings = await tools.texts.tokenize_with_offsets(texts, ask)
     pieces = Pieces.from_tokenizer(tools.texts.tokenizer(texts).library)
 
