@@ -10,10 +10,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn.functional import linear, pad
 
 Kind = Literal["spans", "tokens"]
-SCORES = 3  # of a word: it is a name's first, its last, within it
+SCORES = 3  # of a word: that a name begins there, that one ends there, that it is within one
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,16 @@ class ExtractorConfig:
     num_rnn_layers: int
 
 
-def _mlp(width: int, out: int) -> nn.Sequential:
-    """Layers 0 and 3, as the package has them."""
-    layers = nn.Linear(width, 4 * out), nn.ReLU(), nn.Identity(), nn.Linear(4 * out, out)
-    return nn.Sequential(*layers)
+class Mlp(nn.Module):
+    """Two layers, the first with a ReLU."""
+
+    def __init__(self, width: int, hidden: int, out: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(width, hidden), nn.Linear(hidden, out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows: Tensor = self.last(self.first(x).relu())
+        return rows
 
 
 class Extractor(nn.Module):
@@ -48,16 +54,11 @@ class Extractor(nn.Module):
                 width, width // 2, config.num_rnn_layers, batch_first=True, bidirectional=True
             )
         if config.kind == "spans":
-            self.start, self.end = _mlp(width, width), _mlp(width, width)
-            self.out, self.prompt = _mlp(2 * width, width), _mlp(width, width)
+            self.start, self.end, self.prompt = (Mlp(width, 4 * width, width) for _ in range(3))
+            self.out = Mlp(2 * width, 4 * width, width)
         else:
             self.token, self.label = nn.Linear(width, 2 * width), nn.Linear(width, 2 * width)
-            self.out = nn.Sequential(
-                nn.Linear(3 * width, 4 * width),
-                nn.Identity(),
-                nn.ReLU(),
-                nn.Linear(4 * width, SCORES),
-            )
+            self.out = Mlp(3 * width, 4 * width, SCORES)
 
     def forward(self, words: Tensor, labels: Tensor) -> Tensor:
         config = self.config
@@ -69,24 +70,26 @@ class Extractor(nn.Module):
         return self._spans(words, labels) if config.kind == "spans" else self._tokens(words, labels)
 
     def _spans(self, words: Tensor, labels: Tensor) -> Tensor:
-        of_start, of_end = self.out[0].weight.split(self.config.width, 1)
-        starts = F.linear(self.start(words).relu(), of_start, self.out[0].bias)
-        ends = F.pad(F.linear(self.end(words).relu(), of_end), (0, 0, 0, self.config.max_width))
+        first, last = self.out.first, self.out.last
+        of_start, of_end = first.weight.split(self.config.width, 1)
+        starts = linear(self.start(words).relu(), of_start, first.bias)
+        ends = pad(linear(self.end(words).relu(), of_end), (0, 0, 0, self.config.max_width))
         prompts = self.prompt(labels)
-        per_label = prompts @ self.out[3].weight  # [C, 4 width]
-        constant = prompts @ self.out[3].bias
+        by_label, constant = prompts @ last.weight, prompts @ last.bias
         # one width after the other: all of them would take `max_width` times the memory
         logits = [
-            per_label @ (starts + ends[more : more + words.shape[0]]).relu().T
+            by_label @ (starts + ends[more : more + words.shape[0]]).relu().T
             for more in range(self.config.max_width)
         ]
-        return torch.stack(logits, 2) + constant[:, None, None]
+        by_width: Tensor = torch.stack(logits, 2)
+        return by_width + constant[:, None, None]
 
     def _tokens(self, words: Tensor, labels: Tensor) -> Tensor:
-        word, word_factor = self.token(words).split(self.config.width, 1)
-        label, label_factor = self.label(labels).split(self.config.width, 1)
-        of_word, of_label, of_both = self.out[0].weight.split(self.config.width, 1)
-        both = F.linear(word_factor * label_factor[:, None], of_both, self.out[0].bias)
-        hidden = both + F.linear(word, of_word) + F.linear(label, of_label)[:, None]
-        logits: Tensor = self.out[3](hidden.relu())
+        first, width = self.out.first, self.config.width
+        word, word_factor = self.token(words).split(width, 1)
+        label, label_factor = self.label(labels).split(width, 1)
+        of_word, of_label, of_both = first.weight.split(width, 1)
+        both = linear(word_factor * label_factor[:, None], of_both, first.bias)
+        hidden = both + linear(word, of_word) + linear(label, of_label)[:, None]
+        logits: Tensor = self.out.last(hidden.relu())
         return logits

@@ -164,9 +164,7 @@ class ServedTasks:
         return ask_route(self._service, ROUTES[path], {**body, "precision": self._precision})
 
 
-def ask_route(
-    service: Service, route: Route, body: Mapping[str, Any]
-) -> tuple[dict[str, Any], Ask]:
+def ask_route(service: Service, route: Route, body: dict[str, Any]) -> tuple[dict[str, Any], Ask]:
     """The answer of a route, parsed, and the ask that the body became."""
 
     async def decode(ask: Ask) -> Encode:

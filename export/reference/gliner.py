@@ -78,9 +78,9 @@ def _package(folder: Path) -> tuple[str, Answers]:
         import gliner
     except ImportError:
         raise UsageError(
-            f"{folder.name} is compared with the package gliner, which is not installed: pip install"
-            " gliner. To export without this comparison, use --reference none; the certificate"
-            " records it"
+            f"{folder.name} is compared with the package gliner, which is not installed:"
+            " pip install gliner. To export without this comparison, use --reference none; the"
+            " certificate records it"
         ) from None
     try:
         with silence_libraries():

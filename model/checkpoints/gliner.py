@@ -15,16 +15,21 @@ from addnorm.model.extractor import Extractor, ExtractorConfig, Kind
 from addnorm.model.weight_files import GLINER
 
 BODY = "token_rep_layer.bert_layer.model."  # what the names of the transformer's weights begin with
-NAMES = {  # the package's names of other weights -> those of `Extractor`
+SPANS = "span_rep_layer.span_rep_layer."
+MLPS = {  # the package's names of weights -> those of `Extractor`; of the two layers 0 and 3
+    f"{SPANS}project_start.": "start.",
+    f"{SPANS}project_end.": "end.",
+    f"{SPANS}out_project.": "out.",
+    "prompt_rep_layer.": "prompt.",
+    "scorer.out_mlp.": "out.",
+}
+NAMES = {
     "token_rep_layer.projection.": "projection.",
     "rnn.lstm.": "rnn.",
-    "span_rep_layer.span_rep_layer.project_start.": "start.",
-    "span_rep_layer.span_rep_layer.project_end.": "end.",
-    "span_rep_layer.span_rep_layer.out_project.": "out.",
-    "prompt_rep_layer.": "prompt.",
     "scorer.proj_token.": "token.",
     "scorer.proj_label.": "label.",
-    "scorer.out_mlp.": "out.",
+    **{f"{name}0.": f"{new}first." for name, new in MLPS.items()},
+    **{f"{name}3.": f"{new}last." for name, new in MLPS.items()},
 }
 KINDS: dict[str, Kind] = {"markerV0": "spans", "token_level": "tokens"}  # by span_mode
 ONLY: dict[str, tuple[Any, ...]] = {  # fields -> supported values; the first is the default

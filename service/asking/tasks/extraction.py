@@ -3,14 +3,13 @@
 Source: gliner's SpanDecoder and TokenDecoder, with one label for a span.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from addnorm.service.asking.tasks.classification import probabilities
+from addnorm.service.arithmetic import exp
 from addnorm.service.engine.batch import Floats, Ints
 from addnorm.service.engine.checkpoint import checkpoint
 
@@ -49,7 +48,7 @@ def names(
     """The names in a text, by their first words. logits: `[labels, words, max_width]`, see
     `Extraction`. flat: none overlaps another; else one may lie within another."""
     find = _likely_spans if kind == "spans" else _spans_of_tokens
-    spans = find(probabilities(logits, "sigmoid"), threshold)
+    spans = find(_sigmoid(logits), threshold)
     chosen = choose(spans.firsts, spans.lasts, len(words), flat)
     chosen.sort(key=lambda place: int(spans.firsts[place]))
     result = []
@@ -58,6 +57,13 @@ def names(
         label, score = labels[spans.labels[place]], spans.scores[place]
         result.append(Name(label, score, start, end, text[start:end]))
     return result
+
+
+def _sigmoid(logits: Floats) -> Floats:
+    """In float32, as gliner has it: of equal scores, which 1 often is, the first span counts."""
+    small = exp(-np.abs(logits))
+    scores: Floats = np.where(logits < 0, small, np.float32(1)) / (1 + small)
+    return scores
 
 
 def _likely_spans(scores: Floats, threshold: float) -> Spans:
@@ -97,49 +103,23 @@ def _sorted(firsts: Ints, lasts: Ints, labels: Ints, scores: Floats) -> Spans:
 
 
 def choose(firsts: Ints, lasts: Ints, num_words: int, flat: bool) -> list[int]:
-    """The places of spans that are chosen, one after the other, unless they overlap one that was
-    chosen before. flat: else they may lie within it, or around it."""
-    chosen = list[int]()
-    overlaps = _overlaps_any(num_words) if flat else _crosses_any(num_words)
+    """The places of distinct spans that are chosen, one after the other, unless they overlap one
+    that was chosen before. flat: else they may lie within it, or around it."""
+    chosen, is_taken = list[int](), np.zeros(num_words, bool)
+    # of chosen spans: for each word the last word of those that begin there, and the first word of
+    # those that end there
+    furthest, earliest = np.arange(num_words), np.arange(num_words)
     for place, (first, last) in enumerate(zip(firsts.tolist(), lasts.tolist(), strict=True)):
-        if not overlaps(first, last):
-            chosen.append(place)
         if place % PIECE_SPANS == 0:
             checkpoint()
+        if flat:
+            overlaps = is_taken[first : last + 1].any()
+        else:
+            from_left = earliest[first:last] < first
+            overlaps = from_left.any() or (furthest[first + 1 : last + 1] > last).any()
+        if not overlaps:
+            chosen.append(place)
+            is_taken[first : last + 1] = True
+            furthest[first] = max(furthest[first], last)
+            earliest[last] = min(earliest[last], first)
     return chosen
-
-
-def _overlaps_any(num_words: int) -> Callable[[int, int], bool]:
-    """Of one span after the other: whether it has a word of one for which this was false."""
-    is_taken = np.zeros(num_words, bool)
-
-    def overlaps(first: int, last: int) -> bool:
-        words = is_taken[first : last + 1]
-        if words.any():
-            return True
-        words[:] = True
-        return False
-
-    return overlaps
-
-
-def _crosses_any(num_words: int) -> Callable[[int, int], bool]:
-    """The same, of spans of which neither lies within the other."""
-    # for each word the span furthest to the right that begins there, and furthest to the left that
-    # ends there, of those that were chosen
-    furthest: NDArray[np.int64] = np.arange(num_words) - 1
-    earliest: NDArray[np.int64] = np.arange(num_words) + 1
-    taken = set[tuple[int, int]]()
-
-    def crosses(first: int, last: int) -> bool:
-        # begins before, ends within; begins within, ends behind
-        from_left = earliest[first:last] < first
-        to_right = furthest[first + 1 : last + 1] > last
-        if (first, last) in taken or from_left.any() or to_right.any():
-            return True
-        taken.add((first, last))
-        furthest[first] = max(furthest[first], last)
-        earliest[last] = min(earliest[last], first)
-        return False
-
-    return crosses
