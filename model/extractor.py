@@ -75,14 +75,14 @@ class Extractor(nn.Module):
         starts = linear(self.start(words).relu(), of_start, first.bias)
         ends = pad(linear(self.end(words).relu(), of_end), (0, 0, 0, self.config.max_width))
         prompts = self.prompt(labels)
-        by_label, constant = prompts @ last.weight, prompts @ last.bias
+        by_label: Tensor = prompts @ last.weight
+        constant: Tensor = prompts @ last.bias
         # one width after the other: all of them would take `max_width` times the memory
         logits = [
             by_label @ (starts + ends[more : more + words.shape[0]]).relu().T
             for more in range(self.config.max_width)
         ]
-        by_width: Tensor = torch.stack(logits, 2)
-        return by_width + constant[:, None, None]
+        return torch.stack(logits, 2) + constant[:, None, None]
 
     def _tokens(self, words: Tensor, labels: Tensor) -> Tensor:
         first, width = self.out.first, self.config.width

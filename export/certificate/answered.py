@@ -29,7 +29,6 @@ from addnorm.service.engine.outputs import Sparse
 from addnorm.service.server.wiring import Service
 from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.validation import fit
-from addnorm.service.wire.route import Route
 
 Array = NDArray[Any]
 ROUTES = {row.path: row for row in (*text_routes.ROUTES, *cohere.RERANK)}
@@ -129,6 +128,12 @@ class ServedTasks:
         labels = self._bundle.manifest.labels or ()
         return _answers(ask, [entity_rows(entities, labels) for entities in answer["results"]])
 
+    def names(self, text: str, labels: Sequence[str], threshold: float, flat: bool) -> list[Any]:
+        """Names of these labels, as the route has them."""
+        body = {"texts": [text], "labels": [*labels], "threshold": threshold, "flat": flat}
+        names: list[Any] = self._ask("/v1/extract", body)[0]["results"][0]
+        return names
+
     def fill_mask(self, texts: Sequence[Text]) -> list[Answer]:
         """For each mask the logarithms of some tokens' scores."""
         tokenizer = Tokenizer.from_file(str(self._bundle.path / TOKENIZER))
@@ -161,19 +166,16 @@ class ServedTasks:
 
     def _ask(self, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], Ask]:
         """The answer of a route, parsed, and the ask that the body became."""
-        return ask_route(self._service, ROUTES[path], {**body, "precision": self._precision})
+        row, service = ROUTES[path], self._service
+        full_body = {**body, "precision": self._precision}
 
+        async def decode(ask: Ask) -> Encode:
+            assert callable(row.decode)
+            encode: Encode = await row.decode(fit(row.body, full_body), ask, service.tools)
+            return encode
 
-def ask_route(service: Service, route: Route, body: dict[str, Any]) -> tuple[dict[str, Any], Ask]:
-    """The answer of a route, parsed, and the ask that the body became."""
-
-    async def decode(ask: Ask) -> Encode:
-        assert callable(route.decode)
-        encode: Encode = await route.decode(fit(route.body, body), ask, service.tools)
-        return encode
-
-    payload, ask = run(service.answers.ask(PATIENCE_S, decode))
-    return orjson.loads(b"".join(payload.parts)), ask
+        payload, ask = run(service.answers.ask(PATIENCE_S, decode))
+        return orjson.loads(b"".join(payload.parts)), ask
 
 
 def _as_json(texts: Sequence[Text]) -> list[Any]:

@@ -3,18 +3,18 @@ those of int8 beside fp32's."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
+from itertools import product
 from typing import Any
 
 from addnorm.export.certificate import authors
-from addnorm.export.certificate.answered import ask_route
+from addnorm.export.certificate.answered import ServedTasks
 from addnorm.export.certificate.graph import structure
 from addnorm.export.certificate.served import CertificationError, NamedCompare
 from addnorm.export.certificate.tolerances import Result
 from addnorm.export.graphs import model_file
-from addnorm.export.reference.gliner import Extraction, Question
+from addnorm.export.reference.gliner import Extraction
 from addnorm.export.wishes import Text
-from addnorm.service.dialects.native import extract_route
 from addnorm.service.engine.bundle import EXTRACTION, Bundle
 from addnorm.service.errors import InvalidInput
 from addnorm.service.server.wiring import Service
@@ -33,9 +33,9 @@ LABELS = (  # of three requests
         "amount of money",
     ),
 )
-THRESHOLDS = (0.5, 0.2)
-MOST_SCORES = 1e-5  # that a score may differ by in float32
-LEAST_F1 = 0.99  # of int8's names with those of fp32
+THRESHOLDS, FLAT = (0.5, 0.2), (True, False)
+MOST_GAP = 1e-5  # of a score, in float32
+LEAST_F1 = 0.99  # of int8's names beside fp32's
 Names = Sequence[Mapping[str, Any]]
 
 
@@ -45,88 +45,69 @@ def differences(bundle: Bundle, extraction: Extraction) -> list[str]:
     return [*structure.differences(graph, extraction.export())]
 
 
-def cases(
+def case(
     service: Service, bundle: Bundle, extraction: Extraction, samples: Sequence[Text]
-) -> list[NamedCompare]:
-    """Each to be called with a precision."""
-    texts = [*authors.SENTENCES, *authors.SCRIPTS, *map(str, samples)]
-    questions = [
-        Question(text, labels, threshold, flat)
-        for text in dict.fromkeys(texts)
-        for labels in LABELS
-        for threshold in THRESHOLDS
-        for flat in (True, False)
-    ]
-    served = cache(partial(_served, service, tuple(questions)))
+) -> NamedCompare:
+    """The case, to be called with a precision. samples: texts beside ours."""
+    texts = dict.fromkeys([*authors.SENTENCES, *authors.SCRIPTS, *map(str, samples)])
+    questions = [*product(texts, LABELS, THRESHOLDS, FLAT)]
+
+    @cache
+    def served(precision: str) -> list[Names | None]:
+        """None for a text that is too long."""
+        answers, tasks = list[Names | None](), ServedTasks(service, bundle, precision)
+        for question in questions:
+            try:
+                answers.append(tasks.names(*question))
+            except InvalidInput as error:
+                if error.param != "texts":
+                    raise
+                answers.append(None)
+        return answers
 
     @cache
     def expected() -> list[Names]:
-        """The package's answers, and without it fp32's, to those questions that are not too
-        long."""
-        if extraction.answers is None:
-            return [names for names in served("fp32") if names is not None]
-        both = zip(questions, served(bundle.manifest.default_precision), strict=True)
-        return [extraction.answers(*question) for question, names in both if names is not None]
+        """The package's answers, without it fp32's, to texts that are not too long."""
+        ours = served("fp32" if extraction.answers is None else bundle.manifest.default_precision)
+        return [
+            extraction.answers(*question) if extraction.answers else names
+            for question, names in zip(questions, ours, strict=True)
+            if names is not None
+        ]
 
     def compare(precision: str) -> Iterator[Result]:
         answers = [names for names in served(precision) if names is not None]
-        if precision == "int8":
-            yield _f1(answers, expected())
-            return
-        yield from compare_names(answers, expected())
+        return (compare_int8 if precision == "int8" else compare_names)(answers, expected())
 
-    return [(f"{extraction.program}: names in {len(questions)} answers", compare)]
-
-
-def _served(service: Service, questions: Sequence[Question], precision: str) -> list[Names | None]:
-    """The server's answers; None for a text that is too long."""
-    answers = list[Names | None]()
-    for question in questions:
-        text, labels, threshold, flat = question
-        body = {"texts": [text], "labels": [*labels], "threshold": threshold, "flat": flat}
-        try:
-            answer, _ = ask_route(service, extract_route.ROUTE, {**body, "precision": precision})
-        except InvalidInput as error:
-            if error.param != "texts":
-                raise
-            answers.append(None)
-            continue
-        answers.append(answer["results"][0])
-    return answers
+    return f"{extraction.program}: names in {len(questions)} answers", compare
 
 
 def compare_names(served: Sequence[Names], expected: Sequence[Names]) -> Iterator[Result]:
-    """Answers with other names, and the largest difference of a score."""
-    same = [
-        (names, authors_names)
-        for names, authors_names in zip(served, expected, strict=True)
-        if [*map(_key, names)] == [*map(_key, authors_names)]
-    ]
-    yield "answers with other names", len(served) - len(same), 0
-    gaps = (
-        abs(name["score"] - authors_name["score"])
-        for names, authors_names in same
-        for name, authors_name in zip(names, authors_names, strict=True)
-    )
-    yield "scores", max(gaps, default=0.0), MOST_SCORES
+    """The number of answers with other names, and the largest difference of a score."""
+    pairs = [*zip(served, expected, strict=True)]
+    same = [(ours, theirs) for ours, theirs in pairs if _keys(ours) == _keys(theirs)]
+    yield "answers with other names", len(pairs) - len(same), 0
+    names = (pair for ours, theirs in same for pair in zip(ours, theirs, strict=True))
+    gaps = (abs(ours["score"] - theirs["score"]) for ours, theirs in names)
+    yield "scores", max(gaps, default=0.0), MOST_GAP
 
 
-def _key(name: Mapping[str, Any]) -> tuple[Any, ...]:
-    return name["start"], name["end"], name["label"], name["text"]
+def _keys(names: Names) -> list[tuple[Any, ...]]:
+    return [(name["start"], name["end"], name["label"], name["text"]) for name in names]
 
 
-def _f1(served: Sequence[Names], expected: Sequence[Names]) -> Result:
+def compare_int8(served: Sequence[Names], expected: Sequence[Names]) -> Iterator[Result]:
     """CertificationError if int8 finds too many other names."""
     int8, fp32 = (
-        Counter((place, *_key(name)) for place, names in enumerate(answers) for name in names)
+        Counter((place, key) for place, names in enumerate(answers) for key in _keys(names))
         for answers in (served, expected)
     )
-    num_equal, num_both = (int8 & fp32).total(), int8.total() + fp32.total()
-    f1 = 2 * num_equal / num_both if num_both else 1.0
+    num_names = int8.total() + fp32.total()
+    f1 = 2 * (int8 & fp32).total() / num_names if num_names else 1.0
     if f1 < LEAST_F1:
         raise CertificationError(
-            f"int8 finds other names than fp32: F1 is {f1:.3f} on {fp32.total()} names in"
-            f" {len(expected)} answers, {LEAST_F1} is the least: leave int8 out, or"
-            " name texts of your own with --texts FILE"
+            f"int8 finds other names than fp32: F1 is {f1:.3f} with the {fp32.total()} names of"
+            f" fp32 in {len(expected)} answers, {LEAST_F1} is the least: leave int8 out, or name"
+            " more texts of your own with --texts FILE"
         )
-    return f"1 - F1 of {fp32.total()} names", 1 - f1, 1 - LEAST_F1
+    yield f"1 - F1 of {fp32.total()} names", 1 - f1, 1 - LEAST_F1

@@ -116,7 +116,6 @@ def compare_answers(model: Model, source: Source, equal: bool = True) -> list[Ch
             (fp32, lens.named_cases(path, reference)),
             *((precisions, map(_bit_comparison, cases)) for precisions, cases in bits),
             (names, _text_cases(path, source)),
-            (names, _cases_of_names(path, source)),
         ]
         work = [(precisions, case) for precisions, cases in groups for case in cases]
         del groups  # nothing else may keep a case
@@ -177,13 +176,6 @@ def _checks(precision: str, case: str, compare: Compare) -> list[Check]:
         raise CertificationError(f"{case} ({precision}): {words}") from error
 
 
-def _cases_of_names(path: Served, source: Source) -> list[NamedCompare]:
-    if source.extraction is None:
-        return []
-    bundle, samples = path.model.bundle, source.wishes.texts
-    return extraction.cases(path.service, bundle, source.extraction, samples)
-
-
 def _text_cases(path: Served, source: Source) -> list[NamedCompare]:
     bundle = path.model.bundle
     if TOKENIZER not in bundle.manifest.files:
@@ -191,4 +183,7 @@ def _text_cases(path: Served, source: Source) -> list[NamedCompare]:
     if source.folder is None:
         needed = "give the folder that it was exported from"
         raise CertificationError(f"{bundle.ref} has a tokenizer, which must be compared: {needed}")
-    return authors.checks(path.service, bundle, source)
+    of_names = source.extraction and extraction.case(
+        path.service, bundle, source.extraction, source.wishes.texts
+    )
+    return authors.checks(path.service, bundle, source) + ([of_names] if of_names else [])

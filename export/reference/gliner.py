@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -27,16 +27,7 @@ from addnorm.model.weight_files import GLINER, SAFE
 WEIGHTS = (".safetensors", ".bin", ".index.json")  # ends of files
 
 
-class Question(NamedTuple):
-    """A text, and what is to be found in it."""
-
-    text: str
-    labels: tuple[str, ...]
-    threshold: float
-    flat: bool
-
-
-# -> names as the package has them: label, score, start, end, text
+# a text, labels, threshold, flat -> names as the package has them: label, score, start, end, text
 Answers = Callable[[str, Sequence[str], float, bool], Sequence[Mapping[str, Any]]]
 
 
@@ -62,14 +53,14 @@ class Extraction:
 
 def open_extraction(folder: Path, gliner: Gliner, wishes: Wishes) -> Extraction:
     """UsageError if there are no answers to compare with."""
-    program, answers = "Addnorm's own reading", None
+    program: tuple[str, Answers | None] = "Addnorm's own reading", None
     if wishes.reference is not None:
-        program, answers = getattr(wishes.reference, "__name__", "reference"), wishes.reference
+        program = getattr(wishes.reference, "__name__", "reference"), wishes.reference
     elif not wishes.own_reading:
-        program, answers = _package(folder)
+        program = _package(folder)
     elif wishes.precisions == ("int8",):
         raise UsageError("int8 is compared with fp32, or with the package gliner: add fp32")
-    return Extraction(gliner.extractor, gliner.extraction, program, answers)
+    return Extraction(gliner.extractor, gliner.extraction, *program)
 
 
 def _package(folder: Path) -> tuple[str, Answers]:
@@ -88,15 +79,12 @@ def _package(folder: Path) -> tuple[str, Answers]:
     except Exception as error:  # of any library
         raise UsageError(f"gliner {gliner.__version__} cannot load {folder}: {error}") from error
 
-    def answer(
-        text: str, labels: Sequence[str], threshold: float, flat: bool
-    ) -> Sequence[Mapping[str, Any]]:
-        found: Sequence[Mapping[str, Any]] = model.predict_entities(
+    return (
+        f"gliner {gliner.__version__}",
+        lambda text, labels, threshold, flat: model.predict_entities(
             text, [*labels], flat_ner=flat, threshold=threshold
-        )
-        return found
-
-    return f"gliner {gliner.__version__}", answer
+        ),
+    )
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The native routes under /v1: every output of a model, and tasks over texts."""
 
-from addnorm.service.dialects.native import extract_route, native_infer, text_routes
+from addnorm.service.dialects.native import native_infer, text_routes
 from addnorm.service.dialects.native.native_infer import INFER, Bodies
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
 from addnorm.service.wire.route import Protocol
@@ -10,7 +10,7 @@ def protocol(bodies: Bodies) -> Protocol:
     """bodies: of /v1/infer."""
     return Protocol(
         tag="inference",
-        routes=(native_infer.route(bodies), *text_routes.ROUTES, extract_route.ROUTE),
+        routes=(native_infer.route(bodies), *text_routes.ROUTES),
         errors=OPENAI_ERRORS,
     )
 
