@@ -14,11 +14,11 @@ from pydantic import Field
 from tokenizers import Encoding
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.asking.tasks.extraction import Range, names
+from addnorm.service.asking.tasks.name_spans import Range, names
 from addnorm.service.asking.tasks.tagging import Entity
 from addnorm.service.engine.batch import Batch, Ints, Padding, offsets_of
 from addnorm.service.engine.checkpoint import checkpoint
-from addnorm.service.engine.outputs.extraction import NO_TOKEN, NameLogits, Places
+from addnorm.service.engine.outputs.name_logits import NO_TOKEN, NameLogits, Places
 from addnorm.service.engine.tokenizer import PROBE, Text
 from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.codec.decoding import Tools

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from addnorm.service.asking.tasks.extraction import choose
+from addnorm.service.asking.tasks.name_spans import choose
 
 
 def overlap(one: tuple[int, int], other: tuple[int, int], flat: bool) -> bool:
