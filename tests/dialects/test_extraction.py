@@ -87,7 +87,7 @@ def test_names_are_those_of_gliner(client: httpx.Client, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["spans", "tokens"])
 def test_names_have_the_bits_of_a_text_alone(client: httpx.Client, kind: str) -> None:
-    """In any order and company, and out of the cache."""
+    """Order, company and the cache change nothing."""
     draws = random.Random(0)
     words = gliner_folders.WORDS[5:]
     texts = [" ".join(draws.choices(words, k=draws.randint(1, 9))) for _ in range(40)]

@@ -24,7 +24,7 @@ TEXTS = (
 
 
 def answers() -> dict[str, Any]:
-    """By kind and question: of each name its first and last character, its label, its score."""
+    """The first and last character, label and score of each name, by kind and question."""
     import gliner
     from gliner import GLiNER
 

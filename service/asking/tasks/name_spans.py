@@ -60,7 +60,7 @@ def names(
 
 
 def _sigmoid(logits: Floats) -> Floats:
-    """In float32, as gliner has it: of equal scores, which 1 often is, the first span counts."""
+    """Computes in float32, as gliner does: of equal scores, as 1 often is, the first one counts."""
     small = exp(-np.abs(logits))
     scores: Floats = np.where(logits < 0, small, np.float32(1)) / (1 + small)
     return scores

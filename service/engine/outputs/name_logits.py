@@ -26,8 +26,8 @@ class Places(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class NameLogits(Output[Ragged]):
-    """Of each sequence `[C, W, max_width]`. Its graph runs for one sequence after the other, so the
-    bits of a sequence do not depend on others. places: of each sequence."""
+    """Logits `[C, W, max_width]` of each sequence. Their graph runs for one sequence at a time, so
+    their bits depend on no other. places: of each sequence."""
 
     name = NAMES
     places: Sequence[Places] = ()
