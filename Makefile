@@ -134,6 +134,11 @@ build/onnxruntime/%/ready:
 	$(PIP) install --no-deps --target $(@D) onnxruntime==$*
 	touch $@
 
+# Beside newer transformers than it asks for, with which it runs
+build/gliner/ready:
+	$(PIP) install --no-deps --target $(@D) gliner==0.2.29
+	touch $@
+
 # onnxruntime-gpu in the place of onnxruntime
 build/gpu/ready: benchmarks/environments/gpu.txt pyproject.toml
 	$(PYTHON3) -m venv build/gpu

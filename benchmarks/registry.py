@@ -223,6 +223,11 @@ PROOFS = {
         3,
         (TRAINED, PEER),
     ),
+    "gliner": Proof(
+        "folders that gliner saves: its names of 200 texts over HTTP, and kept answers of tests",
+        8,
+        ("build/gliner/ready",),
+    ),
     "saved_folders": Proof(
         "43 folders that sentence-transformers and transformers save: the author's answers over"
         " HTTP",

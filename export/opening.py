@@ -17,6 +17,7 @@ from addnorm.export.recognition.recognize import MODULE_READS as READ_OF_MODULES
 from addnorm.export.recognition.recognize import of_module
 from addnorm.export.reference import folders, from_code
 from addnorm.export.reference.asking import unwrap
+from addnorm.export.reference.gliner import body_folder, open_extraction
 from addnorm.export.reference.modules import are_vectors, open_module
 from addnorm.export.reference.original import digest
 from addnorm.export.reference.program import (
@@ -30,9 +31,10 @@ from addnorm.export.sources import SEED, Source
 from addnorm.export.wishes import OF_MODELS, ModuleTask, UsageError, Wishes
 from addnorm.export.words.folder_tokenizer import NoTexts
 from addnorm.export.words.texts import is_as_written, load_tokenizer
-from addnorm.model.checkpoints import sentence_transformers
+from addnorm.model.checkpoints import CheckpointError, gliner, sentence_transformers
 from addnorm.model.transformer import Transformer
 from addnorm.service.engine.bundle import TOKENIZER
+from addnorm.service.engine.files import sha256
 from addnorm.service.engine.manifest import Manifest
 
 RECORDED = ("labels", "max_length")  # wishes in the origin of a model that is saved
@@ -78,6 +80,10 @@ class Checkpoint:
 
     @contextmanager
     def _opened(self, folder: Path, wishes: Wishes) -> Iterator[Source]:
+        if gliner.is_gliner(folder):
+            with self._names(folder, wishes) as source:
+                yield source
+            return
         if not sentence_transformers.is_older_multi_vector(folder):
             yield sources.checkpoint(folder, wishes)
             return
@@ -94,6 +100,23 @@ class Checkpoint:
                 **_recorded(source.origin),
             }
             yield replace(source, origin=origin)
+
+    @contextmanager
+    def _names(self, folder: Path, wishes: Wishes) -> Iterator[Source]:
+        """GLiNER's format: a transformer, and what is behind it."""
+        try:
+            read = gliner.read(folder)
+            extraction = open_extraction(folder, read, wishes)
+            with body_folder(folder, read) as body:
+                source = sources.checkpoint(body, replace(wishes, labels=None, reference=None))
+                hashes = {file.relative_to(folder).as_posix(): sha256(file) for file in read.files}
+                origin = {**source.origin, "weights": hashes, **wishes.recorded()}
+                facts = {"labels": wishes.labels or None, "extraction": extraction.fact}
+                yield replace(
+                    source, origin=origin, facts={**source.facts, **facts}, extraction=extraction
+                )
+        except CheckpointError as error:  # no other graph can have it
+            raise UsageError(str(error)) from error
 
     def as_written(self, wishes: Wishes) -> AbstractContextManager[Reference]:
         reference = folders.load(self.address, wishes)

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from addnorm.export import download
 from addnorm.export.reference import program as programs
+from addnorm.export.reference.gliner import Extraction
 from addnorm.export.reference.original import Original, OriginalError, digest
 from addnorm.export.reference.program import Program, ProgramError, split_task
 from addnorm.export.wishes import NO_WISHES, OF_GRAPHS, UsageError, Wishes
@@ -49,7 +50,8 @@ class Source:
     it takes texts, or why it takes none. folder: where transformers finds its tokenizer. loaded:
     what was found in that folder. originals: the forward of whoever wrote the model, for each of
     its outputs. program: that they are of, where it takes texts too. pad_id: an id that this
-    forward takes for a pad wherever it stands. wishes: that it was opened with.
+    forward takes for a pad wherever it stands. wishes: that it was opened with. extraction: what is
+    behind a model that finds names of any labels.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Source:
     program: Program | None = None
     pad_id: int | None = None
     wishes: Wishes = NO_WISHES
+    extraction: Extraction | None = None
 
     @property
     def limits(self) -> Limits:
@@ -81,6 +84,8 @@ class Source:
     @property
     def tasks(self) -> tuple[Task, ...]:
         """The tasks that it is made for."""
+        if self.extraction:
+            return ("extract",)
         config, labels = self.model.config, self.facts["labels"]
         tasks = tasks_of(config.heads, labels, config.vocab_size, config.causal)
         input_types = () if isinstance(self.texts, NoTexts) else self.texts.input_types
@@ -97,6 +102,8 @@ class Source:
             record = OWN_READING
         else:
             record = {"kind": "itself" if "module" in self.origin else next(iter(self.origin))}
+        if self.extraction:
+            record = {**record, "names": self.extraction.program}
         return {**record, **self.samples_record()}
 
     def samples_record(self) -> dict[str, Any]:

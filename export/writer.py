@@ -25,6 +25,7 @@ from addnorm.export.graphs.graph import UnfitError, check_fit
 from addnorm.export.graphs.half_precision import HalfPrecisionError, to_half
 from addnorm.export.graphs.model_file import Graph
 from addnorm.export.graphs.quantize import TABLE, QuantizationError, measure, needs, quantize
+from addnorm.export.reference.gliner import Extraction
 from addnorm.export.reference.original import OriginalError
 from addnorm.export.reference.program import ProgramError
 from addnorm.export.sources import Source
@@ -168,7 +169,7 @@ def write_uncertified(
                 for sample in task_texts:
                     source.program.answer(task, sample)
         source.program.close()  # its weights are not needed beside the graph's
-    expected = _write_graphs(model, folder, wishes, limits, int8_ranges)
+    expected = _write_graphs(model, folder, wishes, limits, int8_ranges, source.extraction)
     manifest = manifest_of(source, name, version)
     manifest["clipped_layers"] = expected.graphs.clipped_layers
     say("hashing the files")
@@ -244,6 +245,7 @@ def _write_graphs(
     wishes: Wishes,
     limits: Limits,
     int8_ranges: dict[str, Floats] | None,
+    extraction: Extraction | None,
 ) -> Expected:
     """The body in each precision, the lens, and the heads. fp16 and int8 are made from fp32."""
     say("exporting the graphs with PyTorch")
@@ -268,6 +270,9 @@ def _write_graphs(
         say(f"writing {GRAPHS['int8']}")
         ranges = measure(graphs.body, limits)
         write_int8(graphs.body, folder, int8_ranges or ranges)
+    if extraction:
+        say(f"writing {bundles.EXTRACTION}")
+        model_file.save(extraction.export(), folder / bundles.EXTRACTION)
     for output, head in graphs.heads.items():
         file = bundles.head_file(output)
         say(f"writing {file}")

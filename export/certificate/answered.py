@@ -128,6 +128,12 @@ class ServedTasks:
         labels = self._bundle.manifest.labels or ()
         return _answers(ask, [entity_rows(entities, labels) for entities in answer["results"]])
 
+    def names(self, text: str, labels: Sequence[str], threshold: float, flat: bool) -> list[Any]:
+        """Names of these labels, as the route has them."""
+        body = {"texts": [text], "labels": [*labels], "threshold": threshold, "flat": flat}
+        names: list[Any] = self._ask("/v1/extract", body)[0]["results"][0]
+        return names
+
     def fill_mask(self, texts: Sequence[Text]) -> list[Answer]:
         """For each mask the logarithms of some tokens' scores."""
         tokenizer = Tokenizer.from_file(str(self._bundle.path / TOKENIZER))

@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from addnorm.export.certificate import authors, forward, lens, served
+from addnorm.export.certificate import authors, extraction, forward, lens, served
 from addnorm.export.certificate.authors import Compare
 from addnorm.export.certificate.certificate import Check, refuse_failures, table_row
 from addnorm.export.certificate.graph import exact
@@ -43,6 +43,9 @@ def compare_all(
         tqdm.write("exporting the reference again")
         expected = exact.Expected.export(source.in_layout("padded"), bundle.manifest)
     checks = compare_files(bundle, expected)
+    if source.extraction:
+        findings = [*extraction.differences(bundle, source.extraction)]
+        checks += refuse_findings(bundle, [(("fp32", "extraction, graph"), findings)])
     del expected
     gc.collect()  # PyTorch's exporter leaves cycles
     memory.give_back()
@@ -180,4 +183,7 @@ def _text_cases(path: Served, source: Source) -> list[NamedCompare]:
     if source.folder is None:
         needed = "give the folder that it was exported from"
         raise CertificationError(f"{bundle.ref} has a tokenizer, which must be compared: {needed}")
-    return authors.checks(path.service, bundle, source)
+    of_names = source.extraction and extraction.case(
+        path.service, bundle, source.extraction, source.wishes.texts
+    )
+    return authors.checks(path.service, bundle, source) + ([of_names] if of_names else [])

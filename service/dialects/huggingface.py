@@ -139,6 +139,7 @@ EXAMPLES: dict[str, Any] = {
 BY_TASK: dict[str, tuple[type[Strict], Any]] = {
     "classify": (ClassifyOptions, text_tasks.classify),
     "tag": (HubTagOptions, text_tasks.tag),
+    "extract": (HubTagOptions, text_tasks.tag),  # rejects a model without labels of its own
     "fill_mask": (FillMaskOptions, text_tasks.fill_masks),
 }
 

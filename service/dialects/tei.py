@@ -211,6 +211,7 @@ class TeiDecodeRequest(Strict):
 # the first that a model is served for says which model is described
 TASKS: tuple[Task, ...] = (
     "embed", "rerank", "classify", "sparse", "multi_vector", "tag", "fill_mask", "complete",
+    "extract",
 )  # fmt: skip
 # below it are paths of one model, for clients that add theirs to a URL and name none: Dify's
 OF_MODEL = "/hf/{model:path}"

@@ -3,6 +3,7 @@
 manifest.json  model.onnx  certificate.json  tokenizer.json?
 model.fp16.onnx?  model.int8.onnx?  model.int8.ranges.safetensors?
 logits.onnx?  pooled.onnx?  token_vectors.onnx?      heads, by the output that they make
+extraction.onnx?                                     from rows of words and labels to logits
 token_weights.npy?                                   of queries' sparse vectors, by token id
 lens.onnx?                                           the fp32 body seen from inside
 *.onnx.data?                                         a graph's weights, if over 1 GiB, and those
@@ -50,6 +51,7 @@ TOKENIZER = "tokenizer.json"
 TOKEN_WEIGHTS = "token_weights.npy"
 GPU_GRAPH = "model.cuda.onnx"  # fp32, with Attention and LayerNormalization
 LENS = "lens.onnx"
+EXTRACTION = "extraction.onnx"
 GRAPH = ".onnx"  # ends of names
 # JSON takes up to twenty times its bytes in memory. Those of large models have up to 1 MiB, their
 # tokenizers 40 MiB.
@@ -97,6 +99,8 @@ class Bundle:
     def tasks(self) -> tuple[Task, ...]:
         """The tasks that the model is made for."""
         manifest = self.manifest
+        if manifest.extraction:
+            return ("extract", "tag") if manifest.labels else ("extract",)
         is_causal = manifest.config.get("causal", False)
         tasks = tasks_of(manifest.heads, manifest.labels, manifest.limits.vocab_size, is_causal)
         if self.compares_tokens:
@@ -292,6 +296,7 @@ def read_uncertified(path: Path) -> Bundle:
         raise _refuse(path, problem, "export")
     columns = {tensor.name for tensor in manifest.as_it_is or ()}
     heads = [head_file(name) for name in manifest.heads if name not in columns]
+    heads += [EXTRACTION] if manifest.extraction else []
     for name in sorted({*manifest.precisions.values(), *heads, *manifest.files}):
         if name not in manifest.files:
             raise _refuse(path, f"{MANIFEST} has no sha256 of {name}, which is loaded", "export")
@@ -330,7 +335,7 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> Bundle:
     complete = Manifest(format=FORMAT, files=entries, **manifest)
     # fields that most lack: bundles written before keep their sha256
     left_out: dict[str, Any] = {"created": True}
-    for name in ("as_it_is", "clipped_layers"):
+    for name in ("as_it_is", "clipped_layers", "extraction"):
         if not getattr(complete, name):
             left_out[name] = True
     if complete.sparse_activation == "relu":

@@ -10,7 +10,7 @@ import numpy as np
 from onnxruntime import InferenceSession, RunOptions
 
 from addnorm.service.engine.batch import AnyRows, Batch, Floats, Grid, Ints, Rows
-from addnorm.service.engine.bundle import LENS, Bundle
+from addnorm.service.engine.bundle import EXTRACTION, LENS, Bundle
 from addnorm.service.engine.device.placement import Node, nodes
 from addnorm.service.engine.fingerprint import Fingerprint
 from addnorm.service.engine.session import Sessions, open_session, open_sessions
@@ -21,9 +21,11 @@ from addnorm.service.errors import StartupError
 # often. Rows of 384 numbers to logits of 30,522, on one core, with the sum of their exponentials:
 # 256 rows 136 ms, 0.53 ms a row; 45 rows 13 ms, 0.28 ms a row; 8 rows 4 ms, 0.46 ms a row.
 HEAD_ROWS, MIN_HEAD_ROWS, HEAD_PRODUCTS = 256, 8, 2**29
+NAMES = "name_logits"  # an output that a graph makes of a sequence's words and labels
 INPUTS, TYPES = ("input_ids", "attention_mask"), "token_type_ids"
 OUTPUTS = list(Rows._fields)
-SESSIONS = {"_body", "_body_on_all_cores", "_heads", "_lens", "_pooling"}  # of a GPU's engine too
+# of a GPU's engine too
+SESSIONS = {"_body", "_body_on_all_cores", "_heads", "_lens", "_pooling", "_extraction"}
 NO_HEADS = np.empty(0, np.int64)
 NO_MEMORY = "Failed to allocate memory"  # in onnxruntime's words
 
@@ -65,6 +67,10 @@ class Engine:
             check_graph(bundle.head(name), self._heads[name], ["rows"], {name: head.width})
         self.n_layers = bundle.n_layers
         self._head_widths = {name: bundle.width(name) for name in manifest.heads}
+        if manifest.extraction:
+            graph, width = bundle.path / EXTRACTION, manifest.extraction.max_width
+            self._extraction, self._head_widths[NAMES] = open_session(graph), width
+            check_graph(graph, self._extraction, ["words", "labels"], {"logits": width})
         self._lens: InferenceSession | None = None
         if bundle.has_lens and precision == "fp32":
             # CUDA's Attention cannot show its softmax (onnxruntime 1.31)
@@ -159,6 +165,12 @@ class Engine:
         assert len(rows) <= self.head_rows(output)
         inputs = {"rows": np.ascontiguousarray(rows)}
         return run_session(self._heads[output], None, inputs)[0]
+
+    def extract(self, words: Floats, labels: Floats) -> Floats:
+        """words `[W, d_model]` of one sequence, labels `[C, d_model]` -> logits `[C, W, max_width]`
+        of `Extraction`. On one thread."""
+        inputs = {"words": words, "labels": labels}
+        return run_session(self._extraction, None, inputs)[0]
 
     def nodes(self) -> dict[str, list[Node]]:
         """The nodes of each graph, with their providers: of the body, of the heads by output, of

@@ -51,6 +51,7 @@ Task = Literal[
     "sparse",
     "multi_vector",
     "complete",
+    "extract",
 ]
 
 
@@ -235,6 +236,23 @@ class OwnTensor(_Part):
         return Head(pick="every" if self.of == "token" else "last", width=self.width)
 
 
+class Extraction(_Part):
+    """The way in which a model finds names of any labels, as the package gliner has it. A sequence
+    has the labels, each behind `label_token`, then `text_token`, then the words of the text.
+
+    kind: each span of up to `max_width` words has a logit for each label, or each word has three:
+    that a name begins, that it ends, that the word is within one.
+    """
+
+    kind: Literal["spans", "tokens"]
+    max_width: Size  # numbers for a word and a label
+    max_words: Size  # of a text
+    label_token: str
+    text_token: str
+    label_id: Annotated[int, Field(ge=0)]  # of label_token
+    label_offset: Literal[0, 1]  # from it to the token whose row stands for the label
+
+
 class Manifest(_Part):
     """All that the server needs to know about a bundle, and where the bundle came from."""
 
@@ -281,6 +299,7 @@ class Manifest(_Part):
     # of static vectors: ids that are left out of texts. A text may have no other, or be empty: its
     # vector is 0. None: a text without tokens is rejected
     left_out_ids: tuple[int, ...] | None = None
+    extraction: Extraction | None = None  # of models that find names of any labels
     # how texts are read that are longer than it takes; None: as request and route say
     windows: WindowRule | None = None
     # of a reranker that reads a pair as one text: what stands before, between and behind the two
@@ -321,6 +340,8 @@ class Manifest(_Part):
             if (value := self.config[name]) != shape[name]:
                 return f"{name} {shape[name]}, but {value!r:.100} in its config"
         if self.as_it_is:
+            if self.extraction:
+                return "an extraction, which no module as it is has"
             if not {*self.precisions} <= {"fp32", "int8"}:
                 return "precisions that no module as it is has"
             tensor_heads = {tensor.name: tensor.as_head() for tensor in self.as_it_is}

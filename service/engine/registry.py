@@ -32,6 +32,7 @@ WORDS: dict[Task, str] = {
     "sparse": "make sparse vectors",
     "multi_vector": "make a vector for each token",
     "complete": "score completions",
+    "extract": "find names of any labels",
 }
 WITHOUT_TASK = (
     "it is a module without a task: use /v1/infer or KServe V2, or export it again with a tokenizer"

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -13,7 +13,8 @@ from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.route import Route
-from addnorm.service.wire.texts import text_tasks
+from addnorm.service.wire.texts import extraction, text_tasks
+from addnorm.service.wire.texts.extraction import ExtractOptions
 from addnorm.service.wire.texts.json_answers import Finish, JsonAnswer
 from addnorm.service.wire.texts.text_tasks import (
     ClassifyOptions,
@@ -50,6 +51,12 @@ class FillMaskRequest(TextsRequest, FillMaskOptions):
 
 class ZeroShotRequest(TextsRequest, ZeroShotOptions):
     """Texts, for models that tell whether a text entails another."""
+
+
+class ExtractRequest(TextsRequest, ExtractOptions):
+    """Texts, for models that find names of any labels."""
+
+    truncate: Literal[False] | None = Field(None, description="Texts are never truncated here.")
 
 
 class Labelled(BaseModel):
@@ -98,6 +105,18 @@ class FillMaskResponse(_Results):
     results: list[list[list[Filled]]] = Field(
         description="Of each mask of each text, likeliest first."
     )
+
+
+class Named(BaseModel):
+    label: str
+    score: float
+    start: int = Field(description="First character.")
+    end: int = Field(description="One past the last character.")
+    text: str
+
+
+class ExtractResponse(_Results):
+    results: list[list[Named]] = Field(description="Of each text, in its order.")
 
 
 class ZeroShotResponse(ClassifyResponse):
@@ -185,5 +204,14 @@ ROUTES = (
             "texts": ["Pads are free."],
             "candidate_labels": ["price", "weather"],
         },
+    ),
+    _route(
+        "/v1/extract",
+        "extract",
+        ExtractRequest,
+        ExtractResponse,
+        extraction.extract,
+        "Names of any labels, with their characters",
+        {"model": "names", "texts": ["Ada lives in London."], "labels": ["person", "city"]},
     ),
 )

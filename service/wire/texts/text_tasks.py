@@ -21,6 +21,7 @@ from addnorm.service.engine.outputs import Logits, LogitsAt, Output, Pooled
 from addnorm.service.engine.windows import Window
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.validation import Strict
+from addnorm.service.wire.texts import extraction
 from addnorm.service.wire.texts.json_answers import Finish
 from addnorm.service.wire.texts.sequences import Strings
 from addnorm.service.wire.texts.texts import (
@@ -245,11 +246,13 @@ def by_window(ask: Ask, aligned: Sequence[int]) -> Iterator[tuple[Sequence[Windo
 async def tag(ask: Ask, tools: Tools, texts: TextsToTokenize, options: TagOptions) -> Finish:
     """The tags or entities of each text, in the order of the text."""
     check_single(texts.field, texts.texts)
-    labels, ignored = _labels(texts), frozenset(options.ignore_labels)
-    rule = options.window_rule()
+    rule, ignored = options.window_rule(), frozenset(options.ignore_labels)
     check_rule(rule, None, "each token is tagged where it stands")
     texts = tools.texts.in_windows(texts, rule, ask, True)
     texts = texts._replace(overlap_field=options.overlap_field)
+    if texts.model.bundle.manifest.extraction:
+        return await extraction.tag(ask, tools, texts, ignored)
+    labels = _labels(texts)
     full_texts = read_texts = list(map(str, texts.whole(texts.texts)))
     if texts.windows:
         ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
