@@ -237,8 +237,9 @@ async def _compare(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _task(a: Side, b: Side, wanted: str | None) -> tuple[str, list[str]]:
-    """The task that is compared, and others that could be: `wanted`, or what both are made for. A model of
-    token vectors, which reranks by MaxSim, has pooled ones too; they count if it has all kinds."""
+    """The task that is compared, and others that could be: `wanted`, or what both are made for. A
+    model of token vectors, which reranks by MaxSim, has pooled ones too; they count if it has all
+    kinds."""
     both = [task for task in a.tasks if task in b.tasks]
     if not both or (wanted and wanted not in both):
         raise CorpusError(

@@ -199,15 +199,16 @@ class Nearest:
 
 
 def shared(by_a: Nearest, by_b: Nearest) -> NDArray[np.int64]:
-    """The number of each query's nearest by B that are as near by A as the last of A's nearest, `[n]`: of
-    rows at equal distance it does not matter which of them B finds. by_b: with A's scores too."""
+    """The number of each query's nearest by B that are as near by A as the last of A's nearest,
+    `[n]`: of rows at equal distance it does not matter which of them B finds. by_b: with A's scores
+    too."""
     number = by_b.rows.shape[1]
     last = -np.partition(-by_a.scores[0], number - 1, axis=1)[:, number - 1]
     return np.asarray(np.count_nonzero(_is_as_high(by_b.scores[1], last[:, None]), axis=1))
 
 
 def is_best(scores: NDArray[Any], places: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Marks where the score at a place of each line `[n, k]` is the line's highest, or equal to it."""
+    """Marks lines `[n, k]` whose score at a place is the highest, or equal to it."""
     chosen = np.take_along_axis(scores, places[:, None], 1)
     return _is_as_high(chosen, scores.max(1, keepdims=True))[:, 0]
 

@@ -52,13 +52,13 @@ from addnorm.service.wire.texts.sequences import (
 )
 from addnorm.service.wire.texts.text_tasks import (
     ClassifyOptions,
-    WindowOptions,
     classify,
 )
 from addnorm.service.wire.texts.texts import (
     PROMPT_NAME,
     Shown,
     TextsToTokenize,
+    WindowOptions,
     check_size,
     column,
     query_with,

@@ -40,11 +40,10 @@ from addnorm.service.wire.texts.reranking import RerankOptions, score_pairs
 from addnorm.service.wire.texts.sequences import OneOrSeveral, Row
 from addnorm.service.wire.texts.text_tasks import (
     ClassifyOptions,
-    WindowOptions,
     label_scores,
     want_vectors,
 )
-from addnorm.service.wire.texts.texts import Shown, TextsToTokenize, check_limit
+from addnorm.service.wire.texts.texts import Shown, TextsToTokenize, WindowOptions, check_limit
 
 
 class _ModelOptions(Strict):

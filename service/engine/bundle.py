@@ -335,7 +335,7 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> Bundle:
     complete = Manifest(format=FORMAT, files=entries, **manifest)
     # fields that most lack: bundles written before keep their sha256
     left_out: dict[str, Any] = {"created": True}
-    for name in ("as_it_is", "clipped_layers", "extraction"):
+    for name in ("as_it_is", "clipped_layers", "extraction", "windows"):
         if not getattr(complete, name):
             left_out[name] = True
     if complete.sparse_activation == "relu":

@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,54 @@ def test_names_have_the_bits_of_a_text_alone(client: httpx.Client, kind: str) ->
     assert together == [*alone, []]
     assert backwards == alone == [posted(client, texts=[t], **body)["results"][0] for t in texts]
     assert sum(map(len, alone)) > 40
+
+
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize("kind", ["spans", "tokens"])
+def test_names_of_long_texts_are_those_of_their_windows(
+    client: httpx.Client, kind: str, flat: bool
+) -> None:
+    """Each once, with the bits that it has in its window alone."""
+    draws = random.Random(1)
+    pool = [word for word in gliner_folders.WORDS[5:] if word.isalpha()]
+    text = " ".join(draws.choices(pool, k=90))
+    body = {"model": kind, "labels": OWN[:2], "threshold": 0.3, "flat": flat}
+    assert "which reads all of it" in rejected(client, texts=[text], **body)
+    sent = {**body, "windows": {"overlap": 4}}
+    (names,) = posted(client, texts=[text], **sent)["results"]
+    assert names
+    places = [(name["start"], name["end"], name["label"]) for name in names]
+    assert len(set(places)) == len(places)
+    assert places == sorted(places, key=lambda place: place[0])
+    if flat:
+        assert all(end <= start for (_, end, _), (start, _, _) in pairwise(places))
+    for name in names:
+        assert text[name["start"] : name["end"]] == name["text"]
+    # a text that is one window is as it was
+    short = " ".join(text.split()[:3])
+    assert posted(client, texts=[short], **sent) == posted(client, texts=[short], **body)
+    # and names of the first window, but for its end, are those of it alone
+    num_words = next(n for n in range(90, 0, -1) if fits(client, text, n, body))
+    first = " ".join(text.split()[:num_words])
+    (alone,) = posted(client, texts=[first], **body)["results"]
+    border = len(" ".join(text.split()[: num_words - 8]))
+    assert [name for name in names if name["end"] < border] == [
+        name for name in alone if name["end"] < border
+    ]
+
+
+def fits(client: httpx.Client, text: str, num_words: int, body: dict[str, Any]) -> bool:
+    texts = [" ".join(text.split()[:num_words])]
+    return client.post("/v1/extract", json={**body, "texts": texts}).status_code == 200
+
+
+def test_a_rule_of_windows_that_cannot_be_is_rejected(client: httpx.Client) -> None:
+    text = "a " * 90
+    assert "a smaller one" in rejected(client, texts=[text], windows={"overlap": 60})
+    assert "found where it stands" in rejected(client, texts=["a"], windows={"take": "max"})
+    body = {"model": "spans", "labels": OWN[:1], "texts": ["a " * 9000], "windows": {"overlap": 9}}
+    answer = client.post("/v1/extract", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_many_windows")
 
 
 def test_taggers_routes_answer_with_labels_of_the_export(client: httpx.Client) -> None:

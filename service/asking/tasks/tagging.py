@@ -6,7 +6,7 @@ what the text itself says is text[start:end].
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from tokenizers import Encoding
@@ -18,6 +18,7 @@ from addnorm.service.engine.windows import Window
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 Item = TypeVar("Item")
+PlacedItem = TypeVar("PlacedItem", bound="Placed")
 IGNORED = ("O",)  # the label of what is no entity
 
 
@@ -116,13 +117,24 @@ def tag_tokens(
     return [entity for entity in entities if entity.entity_group not in ignore_labels]
 
 
-def join_overlapping(parts: Sequence[list[Tag] | list[Entity]]) -> Sequence[Tag | Entity]:
-    """The tags or entities of the windows of one text. Of those that overlap the longest stays, of
-    equally long ones the likeliest."""
+class Placed(Protocol):
+    """A tag, an entity or a name."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def score(self) -> np.float32: ...
+
+
+def join_overlapping(parts: Sequence[Sequence[PlacedItem]]) -> Sequence[PlacedItem]:
+    """The tags, entities or names of the windows of one text. Of those that overlap the longest
+    stays, of equally long ones the likeliest."""
     if len(parts) == 1:
         return parts[0]
     items = sorted((item for part in parts for item in part), key=lambda item: item.start)
-    joined = list[Tag | Entity]()
+    joined = list[PlacedItem]()
     for item in items:
         last = joined[-1] if joined else None
         if last is None or not last.start <= item.start < last.end:

@@ -7,24 +7,31 @@ The labels stand before each text, so they influence each other's scores, as the
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
-from tokenizers import Encoding
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.asking.tasks.name_spans import Range, names
-from addnorm.service.asking.tasks.tagging import Entity
+from addnorm.service.asking.tasks.name_spans import Name, Range, names
+from addnorm.service.asking.tasks.tagging import Entity, join_overlapping
 from addnorm.service.engine.batch import Batch, Ints, Padding, offsets_of
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.outputs.name_logits import NO_TOKEN, NameLogits, Places
 from addnorm.service.engine.tokenizer import PROBE, Text
-from addnorm.service.errors import InvalidInput
+from addnorm.service.engine.windows import MOST_OVERLAP, OVERLAP, Windows
+from addnorm.service.errors import InvalidInput, TooManyWindows
 from addnorm.service.wire.codec.decoding import Tools
-from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.texts.json_answers import Finish
-from addnorm.service.wire.texts.texts import TextsToTokenize, check_single, check_size, json_bytes
+from addnorm.service.wire.texts.texts import (
+    TextsToTokenize,
+    WindowOptions,
+    check_rule,
+    check_single,
+    check_size,
+    json_bytes,
+)
 
 WORD = re.compile(r"\w+(?:[-_]\w+)*|\S")  # gliner's WhitespaceTokenSplitter
 MAX_LABELS = 200  # of a request
@@ -33,7 +40,7 @@ Label = Annotated[str, Field(min_length=1, max_length=1000)]
 LabelsToFind = Annotated[list[Label], Field(fail_fast=True)]
 
 
-class ExtractOptions(Strict):
+class ExtractOptions(WindowOptions):
     labels: LabelsToFind | None = Field(
         None,
         min_length=1,
@@ -50,8 +57,8 @@ class ExtractOptions(Strict):
 
 @dataclass(frozen=True)
 class Row:
-    """One text behind the labels: its token ids, none if it has no words; its words; where both
-    stand."""
+    """One text, or a window of it, behind the labels: its token ids, none if it has no words; its
+    words; where both stand."""
 
     ids: Ints
     words: Sequence[Range]
@@ -61,10 +68,30 @@ class Row:
         return len(self.ids)
 
 
+@dataclass(frozen=True)
+class Words:
+    """The words of a text, with their token ids; of each token the word that it belongs to."""
+
+    ranges: Sequence[Range]
+    ids: Ints
+    word_of_token: Ints
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
 async def extract(
     ask: Ask, tools: Tools, texts: TextsToTokenize, options: ExtractOptions
 ) -> Finish:
     """The names in each text, in its order. No text is truncated."""
+    check_rule(options.windows, None, "each name is found where it stands")
+    texts = tools.texts.in_windows(texts, options.windows, ask, True)
+    return await _extract(ask, tools, texts, options)
+
+
+async def _extract(
+    ask: Ask, tools: Tools, texts: TextsToTokenize, options: ExtractOptions
+) -> Finish:
     bundle, texts = texts.model.bundle, texts._replace(truncate=False, can_cut=False)
     check_single(texts.field, texts.texts)
     rules = bundle.manifest.extraction
@@ -76,16 +103,25 @@ async def extract(
             param="labels",
         )
     tools.texts.tokenizer(texts)
-    reader = Reader(texts, labels)
-    ask.batch, ask.padding, rows = await tools.texts.tokenize_with(
+    reader = Reader(texts, labels, tools.texts.settings.max_windows)
+    ask.batch, ask.padding, rows, counts = await tools.texts.tokenize_with(
         texts, reader.read, ask, reader.join
     )
+    if texts.windows:
+        ask.windows = Windows((), counts)
+        ask.num_windows = ask.windows.num_split
 
     def finish(ask: Ask) -> Iterator[Any]:
-        logits = iter(ask.value(NameLogits).rows)
+        windows, logits = iter(rows), iter(ask.value(NameLogits).rows)
         how = labels, rules.kind, options.threshold, options.flat
-        for text, row in zip(texts.texts, rows, strict=True):
-            yield names(str(text), row.words, next(logits), *how) if row.words else []
+        for text, count in zip(texts.texts, counts, strict=True):
+            yield join_names(
+                [
+                    names(str(text), row.words, next(logits), *how) if row.words else []
+                    for row in islice(windows, count)
+                ],
+                options.flat,
+            )
             checkpoint()
 
     ask.outputs = (NameLogits([row.places for row in rows if row.words]),)
@@ -98,13 +134,13 @@ async def tag(
     ask: Ask, tools: Tools, texts: TextsToTokenize, ignored_labels: frozenset[str]
 ) -> Finish:
     """Names of the model's own labels, as a tagger's entities."""
-    find = await extract(ask, tools, texts, ExtractOptions())
+    find = await _extract(ask, tools, texts, ExtractOptions())
 
     def finish(ask: Ask) -> Iterator[Any]:
-        for found in find(ask):
+        for text_names in find(ask):
             yield [
                 Entity(name.label, name.score, name.text, name.start, name.end)
-                for name in found
+                for name in text_names
                 if name.label not in ignored_labels
             ]
 
@@ -114,14 +150,14 @@ async def tag(
 class Reader:
     """Reads texts behind labels."""
 
-    def __init__(self, texts: TextsToTokenize, labels: Sequence[str]) -> None:
-        """InvalidInput for a label without tokens, or with the token that stands before labels, and
-        if there are too many."""
+    def __init__(self, texts: TextsToTokenize, labels: Sequence[str], max_windows: int) -> None:
+        """max_windows: of a text. InvalidInput for a label without tokens, or with the token that
+        stands before labels, and if there are too many."""
         manifest, tokenizer = texts.model.bundle.manifest, texts.model.tokenizer
         assert manifest.extraction
         assert tokenizer
         self._rules = rules = manifest.extraction
-        self._texts, self._library = texts, tokenizer.library
+        self._texts, self._library, self._max_windows = texts, tokenizer.library, max_windows
         self._limit = manifest.limits.max_text_tokens
         check_size("labels", len(labels), "labels", MAX_LABELS)
         check_size("labels", sum(map(len, labels)), "characters", tokenizer.max_characters)
@@ -142,34 +178,99 @@ class Reader:
         self._after = np.array(last_ids, np.int64)
         check_size("labels", len(self._before), "tokens", self._limit - 2, "send fewer")
 
-    def read(self, texts: Sequence[Text]) -> list[Row]:
+    def read(self, texts: Sequence[Text]) -> list[Words]:
         ranges = [[match.span() for match in WORD.finditer(str(text))] for text in texts]
         words = [WORD.findall(str(text)) for text in texts]
         encodings = self._library.encode_batch(
             words, is_pretokenized=True, add_special_tokens=False
         )
-        return list(map(self._row, ranges, encodings))
+        return [
+            Words(spans, *(np.array(part, np.int64) for part in (encoding.ids, encoding.word_ids)))
+            for spans, encoding in zip(ranges, encodings, strict=True)
+        ]
 
-    def _row(self, words: Sequence[Range], encoding: Encoding) -> Row:
+    def join(self, texts: list[Words]) -> tuple[Batch, Padding, list[Row], list[int]]:
+        """The rows of all texts, and their number of each. InvalidInput for a text that is too
+        long, and for a word."""
+        rows, counts = list[Row](), list[int]()
+        for index, words in enumerate(texts):
+            parts = self._windows(index, words)
+            rows += [self._row(words, start, stop) for start, stop in parts]
+            counts.append(len(parts))
+            checkpoint()
+        lengths, ids = np.array(list(map(len, rows))), np.concatenate([row.ids for row in rows])
+        batch = Batch(ids, offsets_of(lengths[lengths > 0]), None)
+        return batch, Padding(lengths, None), rows, counts
+
+    def _windows(self, index: int, words: Words) -> list[Range]:
+        """The first word of each window, and one past its last."""
+        texts, max_words = self._texts, self._rules.max_words
+        num_words, num_around = len(words.ranges), len(self._before) + len(self._after)
+        room = self._limit - num_around
+        if num_words <= max_words and len(words) <= room:
+            return [(0, num_words)]
+        place, ref = texts.place(index), texts.model.bundle.ref
+        if not texts.windows:
+            size = num_words, "words", max_words
+            if num_words <= max_words:
+                size = len(words) + num_around, "tokens with labels", self._limit
+            num, unit, limit = size
+            raise InvalidInput(
+                f"{place} has {num} {unit}, {num - limit} more than {ref} takes ({limit}): shorten"
+                ' it, or send "windows": {}, which reads all of it',
+                param=texts.field,
+            )
+        # tokens of all words before each
+        before = np.searchsorted(words.word_of_token, np.arange(num_words + 1))
+        overlap, parts, start = texts.windows.overlap, list[Range](), 0
+        overlap = min(OVERLAP, int(MOST_OVERLAP * room)) if overlap is None else overlap
+        while True:
+            stop = int(np.searchsorted(before, before[start] + room, side="right")) - 1
+            stop = min(stop, start + max_words, num_words)
+            parts.append((start, stop))
+            if stop == num_words:
+                return parts
+            # the last words that have so many tokens together
+            after = int(np.searchsorted(before, before[stop] - overlap, side="right")) - 1
+            if after <= start:
+                raise InvalidInput(
+                    f"windows.overlap is {overlap}, but a window has room for {room} tokens and"
+                    f" {max_words} words beside the labels: {place} needs a smaller one",
+                    param="windows.overlap",
+                )
+            start = after
+            if len(parts) == self._max_windows:
+                raise TooManyWindows(
+                    f"{place} has {num_words} words, which are more than {self._max_windows}"
+                    f" windows of {ref} (ADDNORM_MAX_WINDOWS): send it in parts",
+                    param=texts.field,
+                )
+
+    def _row(self, words: Words, start: int, stop: int) -> Row:
+        """The words start to stop, behind the labels."""
+        first, last = np.searchsorted(words.word_of_token, (start, stop))
         # gliner counts the words that have tokens, so those behind one without move up, and the
         # last have none
-        firsts = np.flatnonzero(np.diff(np.array(encoding.word_ids, np.int64), prepend=-1))
-        places = np.full(len(words), NO_TOKEN, np.int64)
+        firsts = np.flatnonzero(np.diff(words.word_of_token[first:last], prepend=-1))
+        places = np.full(stop - start, NO_TOKEN, np.int64)
         places[: len(firsts)] = firsts + len(self._before)
-        ids = np.concatenate([self._before, np.array(encoding.ids, np.int64), self._after])
-        return Row(ids if words else ids[:0], words, Places(places, self._labels))
+        ids = np.concatenate([self._before, words.ids[first:last], self._after])
+        is_empty = start == stop
+        return Row(
+            ids[:0] if is_empty else ids, words.ranges[start:stop], Places(places, self._labels)
+        )
 
-    def join(self, rows: list[Row]) -> tuple[Batch, Padding, list[Row]]:
-        """InvalidInput for a text that is too long."""
-        texts, ref = self._texts, self._texts.model.bundle.ref
-        for index, row in enumerate(rows):
-            of_words = "words", len(row.words), self._rules.max_words
-            for unit, size, limit in (of_words, ("tokens with labels", len(row), self._limit)):
-                if size > limit:
-                    raise InvalidInput(
-                        f"{texts.place(index)} has {size} {unit}, {size - limit} more than {ref}"
-                        f" takes ({limit}): shorten it, or send it in parts",
-                        param=texts.field,
-                    )
-        lengths, ids = np.array(list(map(len, rows))), np.concatenate([row.ids for row in rows])
-        return Batch(ids, offsets_of(lengths[lengths > 0]), None), Padding(lengths, None), rows
+
+def join_names(windows: Sequence[list[Name]], flat: bool) -> Sequence[Name]:
+    """The names of the windows of one text, each once. flat: of those that overlap the longest
+    stays, of equally long ones the likeliest."""
+    if len(windows) == 1:
+        return windows[0]
+    if flat:
+        return join_overlapping(windows)
+    likeliest = dict[tuple[int, int, str], Name]()
+    for name in chain.from_iterable(windows):
+        key = name.start, name.end, name.label
+        if key not in likeliest or name.score > likeliest[key].score:
+            likeliest[key] = name
+    return sorted(likeliest.values(), key=lambda name: name.start)

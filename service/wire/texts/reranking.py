@@ -25,8 +25,8 @@ from addnorm.service.errors import DeadlineNotMet, InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.texts.json_answers import Finish, Unscored, compared
 from addnorm.service.wire.texts.sequences import add_type_prompt
-from addnorm.service.wire.texts.text_tasks import LABEL_BYTES, WindowOptions, want
-from addnorm.service.wire.texts.texts import TextsToTokenize, check_rule
+from addnorm.service.wire.texts.text_tasks import LABEL_BYTES, want
+from addnorm.service.wire.texts.texts import TextsToTokenize, WindowOptions, check_rule
 
 TIME_SHARE = 0.5  # of the time of an ask that ends in time
 # of the sequences that are there: pairs, or windows of pairs

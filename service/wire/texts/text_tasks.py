@@ -26,6 +26,7 @@ from addnorm.service.wire.texts.json_answers import Finish
 from addnorm.service.wire.texts.sequences import Strings
 from addnorm.service.wire.texts.texts import (
     TextsToTokenize,
+    WindowOptions,
     check_rule,
     check_single,
     check_size,
@@ -46,23 +47,6 @@ Label = Annotated[str, Field(max_length=MAX_LABEL_CHARACTERS)]
 Labels = Annotated[list[Label], Field(fail_fast=True)]
 Target = Annotated[str, Field(max_length=MAX_TARGET_CHARACTERS)]
 Targets = Annotated[list[Target], Field(fail_fast=True)]
-
-
-class WindowOptions(Strict):
-    windows: WindowRule | None = Field(
-        None,
-        description="Texts that are longer than the model takes are read in windows, which overlap;"
-        " wins over truncation. By default as alias and bundle say.",
-    )
-
-    def window_rule(self) -> WindowRule | None:
-        """The rule of the request, which may have other names for it. InvalidInput for two."""
-        return self.windows
-
-    @property
-    def overlap_field(self) -> str:
-        """The caller's name for the overlap of windows."""
-        return "windows.overlap"
 
 
 class ClassifyOptions(WindowOptions):

@@ -40,6 +40,7 @@ from addnorm.service.engine.windows import (
 from addnorm.service.errors import EmptyInput, InvalidInput, TooManyWindows
 from addnorm.service.settings import Settings
 from addnorm.service.wire.codec.negotiation import fragment
+from addnorm.service.wire.codec.validation import Strict
 
 QUICK_CHARACTERS = 256  # take about 0.1 ms, as long as a change of threads, and 2 ms at worst
 PIECE_CHARACTERS = 8192  # tokenized in one piece: takes about 5 ms, 70 ms at worst
@@ -206,6 +207,23 @@ class TextsToTokenize(NamedTuple):
         prompt_name = manifest.input_types[input_type].prompt_name
         prompt = manifest.prompts.get(prompt_name or "", "")
         return self._replace(input_type=input_type, prompt=prompt)
+
+
+class WindowOptions(Strict):
+    windows: WindowRule | None = Field(
+        None,
+        description="Texts that are longer than the model takes are read in windows, which overlap;"
+        " wins over truncation. By default as alias and bundle say.",
+    )
+
+    def window_rule(self) -> WindowRule | None:
+        """The rule of the request, which may have other names for it. InvalidInput for two."""
+        return self.windows
+
+    @property
+    def overlap_field(self) -> str:
+        """The caller's name for the overlap of windows."""
+        return "windows.overlap"
 
 
 class TextReader:
