@@ -27,7 +27,6 @@ from addnorm.service.wire.texts.json_answers import Finish
 from addnorm.service.wire.texts.texts import TextsToTokenize, check_single, check_size, json_bytes
 
 WORD = re.compile(r"\w+(?:[-_]\w+)*|\S")  # gliner's WhitespaceTokenSplitter
-MAX_LABELS = 200  # of a request
 NAME_BYTES = 100  # of a name as JSON, about, beside its text and its label
 Label = Annotated[str, Field(min_length=1, max_length=1000)]
 LabelsToFind = Annotated[list[Label], Field(fail_fast=True)]
@@ -123,7 +122,6 @@ class Reader:
         self._rules = rules = manifest.extraction
         self._texts, self._library = texts, tokenizer.library
         self._limit = manifest.limits.max_text_tokens
-        check_size("labels", len(labels), "labels", MAX_LABELS)
         check_size("labels", sum(map(len, labels)), "characters", tokenizer.max_characters)
         words = [word for label in labels for word in (rules.label_token, label)]
         encoding = self._library.encode(
