@@ -124,14 +124,14 @@ def test_taggers_routes_answer_with_labels_of_the_export(client: httpx.Client) -
 
 
 def test_the_guides_recognizer_finds_the_names(client: httpx.Client) -> None:
-    """With stand-ins for Presidio's two classes: it is no part of these tests."""
+    """Presidio is no part of these tests: its two classes have stand-ins."""
     (program,) = re.findall(r"```python\n(.+?)```", GUIDE.read_text(), re.DOTALL)
     program = program.replace(
         "from presidio_analyzer import EntityRecognizer, RecognizerResult", ""
     )
     program = program.replace("http://localhost:8000", str(client.base_url).rstrip("/"))
     program = program.replace("body = {", 'body = {"model": "spans", ')
-    names: dict[str, Any] = {"EntityRecognizer": object, "RecognizerResult": lambda *found: found}
+    names: dict[str, Any] = {"EntityRecognizer": object, "RecognizerResult": lambda *fields: fields}
     exec(program, names)
     (expected,) = posted(client, model="spans", texts=[TEXT], labels=OWN)["results"]
     assert names["Names"]().analyze(TEXT, OWN) == [

@@ -82,9 +82,9 @@ async def extract(
 
     def finish(ask: Ask) -> Iterator[Any]:
         logits = iter(ask.value(NameLogits).rows)
-        how = labels, rules.kind, options.threshold, options.flat
+        choice = labels, rules.kind, options.threshold, options.flat
         for text, row in zip(texts.texts, rows, strict=True):
-            yield names(str(text), row.words, next(logits), *how) if row.words else []
+            yield names(str(text), row.words, next(logits), *choice) if row.words else []
             checkpoint()
 
     ask.outputs = (NameLogits([row.places for row in rows if row.words]),)
@@ -100,10 +100,10 @@ async def tag(
     find = await extract(ask, tools, texts, ExtractOptions())
 
     def finish(ask: Ask) -> Iterator[Any]:
-        for found in find(ask):
+        for names_of_text in find(ask):
             yield [
                 Entity(name.label, name.score, name.text, name.start, name.end)
-                for name in found
+                for name in names_of_text
                 if name.label not in ignored_labels
             ]
 
