@@ -41,8 +41,7 @@ Names = Sequence[Mapping[str, Any]]
 
 def differences(bundle: Bundle, extraction: Extraction) -> list[str]:
     """The graph behind the transformer, compared with a new export of what it was made of."""
-    graph = model_file.load(bundle.path / EXTRACTION)
-    return [*structure.differences(graph, extraction.export())]
+    return [*structure.differences(model_file.load(bundle.path / EXTRACTION), extraction.export())]
 
 
 def case(

@@ -42,7 +42,6 @@ ONLY: dict[str, tuple[Any, ...]] = {  # fields -> supported values; the first is
         ("labels_encoder", "labels_decoder", "relations_layer", "span_encoder_config"), (None,)
     ),
 }
-STREAMING = "gliner_streaming_span"
 SAVE_AGAIN = 'save it again, with gliner\'s GLiNER.from_pretrained("{}").save_pretrained(FOLDER)'
 
 
@@ -70,8 +69,8 @@ def read(folder: Path) -> Gliner:
         if value not in supported:
             choices = " or ".join(map(repr, supported))
             raise CheckpointError(f"{GLINER}: {name} is {value!r}, supported is {choices}")
-    if settings.get("model_type") == STREAMING:
-        raise CheckpointError(f"{GLINER}: model_type {STREAMING!r} is not supported")
+    if (model_type := settings.get("model_type")) == "gliner_streaming_span":
+        raise CheckpointError(f"{GLINER}: model_type {model_type!r} is not supported")
     again = SAVE_AGAIN.format(settings.get("model_name", folder.name))
     fields = settings.get("encoder_config")
     if not isinstance(fields, dict) or not (folder / "tokenizer_config.json").is_file():
@@ -105,15 +104,11 @@ def read(folder: Path) -> Gliner:
             continue
         prefix = next((prefix for prefix in NAMES if name.startswith(prefix)), "")
         rest[NAMES.get(prefix, "") + name.removeprefix(prefix)] = tensor.float()
-    return Gliner(_filled(config, rest, folder), extraction, fields, body, stored.files)
-
-
-def _filled(config: ExtractorConfig, tensors: Mapping[str, Tensor], folder: Path) -> Extractor:
     with torch.device("meta"):
-        extractor = Extractor(config)
+        extractor = Extractor(config).eval()
     try:
-        extractor.load_state_dict(tensors, assign=True)
+        extractor.load_state_dict(rest, assign=True)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{folder}: the weights do not fit {GLINER}: {reason}") from None
-    return extractor.eval()
+    return Gliner(extractor, extraction, fields, body, stored.files)

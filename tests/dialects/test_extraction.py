@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 from collections.abc import Iterator
 from itertools import pairwise
@@ -27,6 +28,7 @@ from tests.support.gliner_folders import KEPT, kept
 from tests.support.small_folders import change_a_weight
 
 LABELS = {len(labels): list(labels) for labels in extraction.LABELS}
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "extraction.md"
 OWN = LABELS[8]  # that the model of spans is exported with
 ANSWERS = json.loads(KEPT.read_text())
 TEXT = max(
@@ -168,6 +170,22 @@ def test_taggers_routes_answer_with_labels_of_the_export(client: httpx.Client) -
     assert reason in client.post("/hf/tokens", json={"inputs": TEXT}).text
     words = rejected(client, "/v1/tag", model="tokens", texts=[TEXT])
     assert "tokens/1 cannot tag tokens: it can find names of any labels" in words
+
+
+def test_the_guides_recognizer_finds_the_names(client: httpx.Client) -> None:
+    """Presidio is no part of these tests: its two classes have stand-ins."""
+    (program,) = re.findall(r"```python\n(.+?)```", GUIDE.read_text(), re.DOTALL)
+    program = program.replace(
+        "from presidio_analyzer import EntityRecognizer, RecognizerResult", ""
+    )
+    program = program.replace("http://localhost:8000", str(client.base_url).rstrip("/"))
+    program = program.replace("body = {", 'body = {"model": "spans", ')
+    names: dict[str, Any] = {"EntityRecognizer": object, "RecognizerResult": lambda *fields: fields}
+    exec(program, names)
+    (expected,) = posted(client, model="spans", texts=[TEXT], labels=OWN)["results"]
+    assert names["Names"]().analyze(TEXT, OWN) == [
+        (name["label"], name["start"], name["end"], name["score"]) for name in expected
+    ]
 
 
 def test_what_cannot_be_read_is_rejected(client: httpx.Client) -> None:

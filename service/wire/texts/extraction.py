@@ -34,7 +34,6 @@ from addnorm.service.wire.texts.texts import (
 )
 
 WORD = re.compile(r"\w+(?:[-_]\w+)*|\S")  # gliner's WhitespaceTokenSplitter
-MAX_LABELS = 200  # of a request
 NAME_BYTES = 100  # of a name as JSON, about, beside its text and its label
 Label = Annotated[str, Field(min_length=1, max_length=1000)]
 LabelsToFind = Annotated[list[Label], Field(fail_fast=True)]
@@ -113,11 +112,11 @@ async def _extract(
 
     def finish(ask: Ask) -> Iterator[Any]:
         windows, logits = iter(rows), iter(ask.value(NameLogits).rows)
-        how = labels, rules.kind, options.threshold, options.flat
+        choice = labels, rules.kind, options.threshold, options.flat
         for text, count in zip(texts.texts, counts, strict=True):
             yield join_names(
                 [
-                    names(str(text), row.words, next(logits), *how) if row.words else []
+                    names(str(text), row.words, next(logits), *choice) if row.words else []
                     for row in islice(windows, count)
                 ],
                 options.flat,
@@ -137,10 +136,10 @@ async def tag(
     find = await _extract(ask, tools, texts, ExtractOptions())
 
     def finish(ask: Ask) -> Iterator[Any]:
-        for text_names in find(ask):
+        for names_of_text in find(ask):
             yield [
                 Entity(name.label, name.score, name.text, name.start, name.end)
-                for name in text_names
+                for name in names_of_text
                 if name.label not in ignored_labels
             ]
 
@@ -159,7 +158,6 @@ class Reader:
         self._rules = rules = manifest.extraction
         self._texts, self._library, self._max_windows = texts, tokenizer.library, max_windows
         self._limit = manifest.limits.max_text_tokens
-        check_size("labels", len(labels), "labels", MAX_LABELS)
         check_size("labels", sum(map(len, labels)), "characters", tokenizer.max_characters)
         words = [word for label in labels for word in (rules.label_token, label)]
         encoding = self._library.encode(
