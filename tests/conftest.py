@@ -41,6 +41,7 @@ from addnorm.service.settings import Settings
 from addnorm.service.wire.codec import openapi
 from tests.support import exports, multi_vector, opt_in, web
 from tests.support.exports import shared_exports
+from tests.support.gliner_folders import export_both
 from tests.support.locks import CheckedLock, taken_wrongly
 from tests.support.signing import Signer
 from tests.support.task_models import DEFAULTS, export_task_models
@@ -346,6 +347,12 @@ def multi_vector_bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
         export(sources.checkpoint(folder), root / "bundles", "colbert")
 
     return made_once(tmp_path_factory, "multi-vector", make) / "bundles"
+
+
+@pytest.fixture(scope="session")
+def names_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of gliner's, and their bundles below `bundles`: tests/support/gliner_folders.py."""
+    return made_once(tmp_path_factory, "names", export_both)
 
 
 @pytest.fixture(scope="session")

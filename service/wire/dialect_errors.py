@@ -31,7 +31,11 @@ SENT: dict[int, tuple[str, ServiceError]] = {  # status -> what it means, and on
     ),
     404: (
         "No such model or version.",
-        ModelNotFound("model 'other' is not served here; served are: notebook", param="model"),
+        ModelNotFound(
+            "model 'other' is not served here; served are: notebook; for clients whose name cannot"
+            " be changed, set ADDNORM_ALIASES, or ADDNORM_ANY_MODEL_NAME=true",
+            param="model",
+        ),
     ),
     406: (
         "The header accept requires safetensors, which this route does not write.",

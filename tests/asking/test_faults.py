@@ -364,7 +364,9 @@ def test_the_traceback_of_an_error_of_ours_names_its_request(
     few: Models, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(Models):
-        def meant(self, ref: str | None, task: Task | None = None) -> Selection:
+        def meant(
+            self, ref: str | None, task: Task | None = None, of_request: bool = False
+        ) -> Selection:
             raise TypeError("a mistake of ours")
 
     with (

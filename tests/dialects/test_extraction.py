@@ -14,17 +14,14 @@ import pytest
 
 from addnorm.export.certificate import extraction
 from addnorm.export.certificate.served import CertificationError
-from addnorm.export.exporting import choose_graph, export
-from addnorm.export.opening import Checkpoint
 from addnorm.export.reference.gliner import Extraction
-from addnorm.export.wishes import UsageError, Wishes
+from addnorm.export.wishes import UsageError
 from addnorm.model.checkpoints import CheckpointError, gliner
 from addnorm.service.engine import bundle as bundles
-from addnorm.service.engine.bundle import EXTRACTION, Bundle
+from addnorm.service.engine.bundle import EXTRACTION
 from tests.conftest import client_of, inference_of
 from tests.support import gliner_folders, web
-from tests.support.exports import shared_exports
-from tests.support.gliner_folders import KEPT, kept
+from tests.support.gliner_folders import KEPT, exported, kept
 from tests.support.small_folders import change_a_weight
 
 LABELS = {len(labels): list(labels) for labels in extraction.LABELS}
@@ -37,18 +34,9 @@ TEXT = max(
 ).partition("|")[0]
 
 
-def exported(folder: Path, out: Path, **wishes: Any) -> Bundle:
-    chosen = Wishes(**{"reference": kept(folder.name), **wishes})
-    with shared_exports(), choose_graph(Checkpoint(str(folder)), chosen) as opened:
-        return export(opened, out, folder.name)
-
-
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("names")
-    exported(gliner_folders.write(root / "spans", "spans"), root / "bundles", labels=(*OWN,))
-    exported(gliner_folders.write(root / "tokens", "tokens"), root / "bundles")
-    return root
+def folders(names_folders: Path) -> Path:
+    return names_folders
 
 
 @pytest.fixture(scope="module")

@@ -50,11 +50,15 @@ class Operation(NamedTuple):
 
 @pytest.fixture(scope="module")
 def url(
-    text_bundles: Path, task_bundles: Path, tmp_path_factory: pytest.TempPathFactory
+    text_bundles: Path,
+    task_bundles: Path,
+    names_folders: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[str]:
     """Serves all models that the examples name."""
     root = tmp_path_factory.mktemp("documented")
-    for folder in (*text_bundles.iterdir(), *task_bundles.iterdir()):
+    of_names = names_folders / "bundles" / "tokens"
+    for folder in (*text_bundles.iterdir(), *task_bundles.iterdir(), of_names):
         (root / folder.name).symlink_to(folder)
     defaults = {**DEFAULTS, "embed": TEXT_MODEL, "complete": "gpt"}
     with serving(inference_of(root, default_models=defaults)) as url:

@@ -16,7 +16,13 @@ from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
+from addnorm.export.certificate.extraction import LABELS
+from addnorm.export.exporting import choose_graph, export
+from addnorm.export.opening import Checkpoint
+from addnorm.export.wishes import Wishes
 from addnorm.model.checkpoints.gliner import BODY, SPANS
+from addnorm.service.engine.bundle import Bundle
+from tests.support.exports import shared_exports
 
 KEPT = Path(__file__).parents[1] / "golden" / "gliner.json"  # written by gliner.py beside it
 WORDS = [
@@ -34,6 +40,19 @@ FIELDS: dict[str, dict[str, Any]] = {
         "embed_ent_token": False,
     },
 }  # fmt: skip
+
+
+def export_both(root: Path) -> None:
+    """Folders of both kinds, and their bundles; the model of spans has labels of its own."""
+    exported(write(root / "spans", "spans"), root / "bundles", labels=LABELS[-1])
+    exported(write(root / "tokens", "tokens"), root / "bundles")
+
+
+def exported(folder: Path, out: Path, **wishes: Any) -> Bundle:
+    """A bundle that was compared with the kept answers."""
+    chosen = Wishes(**{"reference": kept(folder.name), **wishes})
+    with shared_exports(), choose_graph(Checkpoint(str(folder)), chosen) as opened:
+        return export(opened, out, folder.name)
 
 
 def write(folder: Path, kind: str, **changed: Any) -> Path:

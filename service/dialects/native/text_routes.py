@@ -212,6 +212,6 @@ ROUTES = (
         ExtractResponse,
         extraction.extract,
         "Names of any labels, with their characters",
-        {"model": "names", "texts": ["Ada lives in London."], "labels": ["person", "city"]},
+        {"texts": ["Ada lives in London."], "labels": ["person", "city"]},
     ),
 )

@@ -166,7 +166,8 @@ def _mend(value: dict[str, Any], complaint: Any, ignored: Ignored | None) -> boo
     if not path or (kind == "greater_than_equal" and complaint["ctx"]["ge"] != 1):
         return False
     *before, last = path
-    is_rejected = OURS in before or (not ignored and last not in FOREIGN)
+    is_misspelt = OURS in before and complaint["input"] is not None
+    is_rejected = is_misspelt or (not ignored and last not in FOREIGN)
     if kind == "extra_forbidden" and is_rejected:
         return False
     # objects and lists to which the path leads, also by other indices of the same lists

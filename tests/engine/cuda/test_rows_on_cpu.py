@@ -62,7 +62,7 @@ def test_an_operator_that_computes_rows_is_refused_by_name(operator: str) -> Non
     assert f"model.onnx: onnxruntime has no GPU kernels for 2 x {operator}, and" in str(
         raised.value
     )
-    assert "--precision fp32,fp16" in str(raised.value)
+    assert "NAME@fp32,fp16" in str(raised.value)
     assert "ADDNORM_PROVIDER=cpu" in str(raised.value)
 
 
