@@ -17,14 +17,8 @@ from addnorm.export import sources
 from addnorm.export.exporting import export
 from addnorm.export.wishes import Wishes
 from addnorm.load.client import Answers
-from addnorm.load.run import (
-    NAIVE_TOLERANCE,
-    Figures,
-    Load,
-    Reference,
-    compute_alone,
-    measure,
-)
+from addnorm.load.options import NAIVE_TOLERANCE
+from addnorm.load.run import Figures, Load, Reference, compute_alone, measure
 from addnorm.load.stream import PROFILES, Stream, make
 from addnorm.service.engine import bundle as bundle_format
 from addnorm.service.engine.batch import Floats, Ints

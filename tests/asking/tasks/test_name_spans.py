@@ -7,7 +7,7 @@ from addnorm.service.asking.tasks.name_spans import choose
 
 
 def overlap(one: tuple[int, int], other: tuple[int, int], flat: bool) -> bool:
-    """gliner's `has_overlapping` and `has_overlapping_nested`."""
+    """Two spans exclude each other, by gliner's rule for flat and for nested names."""
     (a, b), (c, d) = one, other
     is_apart = a > d or c > b
     is_within = (a <= c and b >= d) or (c <= a and d >= b)

@@ -218,8 +218,8 @@ REJECTED: list[tuple[bytes, str]] = [
     (headed(f'{{"__metadata__": {{}}, "__metadata__": {{}}, {TENSOR}}}'),
      "duplicate field `__metadata__`"),
     (headed(f'{{"__metadata__": [], {TENSOR}}}'), "expected a map"),
-    (headed(f'{{"__metadata__": null, {TENSOR}}}'), "model is missing"),
-    (headed(f"{{{TENSOR}}}"), "model is missing"),
+    (headed(f'{{"__metadata__": null, {TENSOR}}}'), "no served model is named"),
+    (headed(f"{{{TENSOR}}}"), "no served model is named"),
     *((headed(f'{{"__metadata__": {{"request": {value}}}, {TENSOR}}}'), words)
       for value, words in (("null", "expected a string"), ("{}", "expected a string"),
                            ('"no json"', NO_JSON), ('"[]"', NO_JSON), ('"null"', NO_JSON),
