@@ -61,7 +61,10 @@ def embed_parser() -> Parser:
     add("input", metavar="IN", help=files)
     add("out", metavar="OUT.parquet", help="a local file or an s3:// address")
     named = "model that embeds the texts, as for `serve`: of the hub, a folder, or a bundle's name"
-    add("--model", required=True, metavar=addresses.METAVAR, help=named)
+    add("--model", metavar=addresses.METAVAR, help=named)
+    parser.needs_model = True
+    parser.add_renamed("--bundle", "model", "--model")
+    parser.add_renamed("--precision", "old_precision", "--model MODEL@PRECISION")
     taken = (
         "an earlier OUT, as a local file or an s3:// address: vectors of equal texts are reused"
         " if the options and the fingerprint are the same"
@@ -119,7 +122,11 @@ def check_parser() -> Parser:
         "model that embeds the texts: a server, URL[#NAME], or one that runs here, as for `serve`"
         " (PRECISION: by default that of the file, or the model's)"
     )
-    add("--model", required=True, metavar=addresses.METAVAR, help=named)
+    add("--model", metavar=addresses.METAVAR, help=named)
+    parser.needs_model = True
+    parser.add_renamed("--bundle", "model", "--model")
+    parser.add_renamed("--url", "old_url", "--model URL#NAME")
+    parser.add_renamed("--precision", "old_precision", "--model MODEL@PRECISION")
     add("--text-column", metavar="NAME", help="column of texts (default: text)")
     add("--vector-column", metavar="NAME", help="column of vectors (default: vector)")
     of_stored = "fingerprint of the stored vectors; by default the one in the file's metadata"

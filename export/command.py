@@ -11,7 +11,7 @@ from typing import Any
 
 from addnorm.export import beside_file, checking, exporting, onnx_folder, verifying, writer
 from addnorm.export.opening import Checkpoint, Code, Model, Preset
-from addnorm.export.options import WITH_PRECISION, export_parser, verify_parser
+from addnorm.export.options import export_parser, verify_parser
 from addnorm.export.recognition.recognize import NotRecognized
 from addnorm.export.reference.reference import Reference
 from addnorm.export.sources import Source
@@ -135,8 +135,6 @@ def _wishes(options: argparse.Namespace) -> Wishes:
     labels = _labels(options.labels)
     precisions = tuple((options.precision or "fp32").split(","))
     if options.checkpoint:
-        if options.precision:
-            raise UsageError(f"--precision is for presets and modules: {WITH_PRECISION}")
         precisions = Address.parse(options.checkpoint).precisions or precisions
     return Wishes(
         layout=options.layout,

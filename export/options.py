@@ -1,12 +1,13 @@
 """The options of `addnorm export`, `addnorm verify` and `addnorm keep`. Imports no package of the
 extra `export`, so that `--help` needs none."""
 
+from argparse import SUPPRESS
 from pathlib import Path
 from typing import Any, get_args
 
 from addnorm.service.engine.manifest import Precision
 from addnorm.service.loading import addresses
-from addnorm.service.options import Parser
+from addnorm.service.options import Parser, Renamed
 
 PRESETS = ("encoder", "gpt", "minilm", "notebook", "postnorm")
 WHERE = "DIR|ORG/NAME[@REVISION]"
@@ -23,7 +24,15 @@ def export_parser() -> Parser:
         "BAAI/bge-small-en-v1.5@fp32,int8 --out bundles",
     )
     add = parser.add_mutually_exclusive_group(required=True).add_argument
-    add("checkpoint", nargs="?", metavar=f"{WHERE}[@PRECISION]", help=f"a folder, or {HUB}")
+    named = f"a folder, or {HUB}"
+    add("checkpoint", nargs="?", default=SUPPRESS, metavar=f"{WHERE}[@PRECISION]", help=named)
+    add(
+        "--checkpoint",
+        action=Renamed,
+        dest="checkpoint",
+        const="the model's name without it",
+        help=SUPPRESS,
+    )
     add("--preset", choices=PRESETS, help="a small built-in model with random weights")
     of_own = "a function of your code that returns a torch.nn.Module; the export calls it"
     add("--module", metavar="PACKAGE.MODULE:FUNCTION", help=of_own)
@@ -173,6 +182,7 @@ def keep_parser() -> Parser:
     )
     add = parser.add_argument
     add("models", nargs="+", metavar=f"{WHERE}[@PRECISION]", help="as for `serve`")
+    parser.add_renamed("--precision", "old_precision", "MODEL@PRECISION")
     kept = "folder in which the bundles are cached"
     add("--kept", type=Path, required=True, metavar="DIR", help=kept)
     listed = "file for the folders of the bundles, one per line"

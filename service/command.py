@@ -155,6 +155,7 @@ def serve_parser() -> Parser:
         " PRECISION: fp32, int8, or several, the first of which requests get by default."
         " DEFAULTS: of requests, as an alias has them, such as ?windows=64",
     )
+    parser.add_renamed("--precision", "old_precision", "MODEL@PRECISION")
     addresses.add_options(parser)
     _add_settings(parser)
     return parser

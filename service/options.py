@@ -4,13 +4,36 @@ have."""
 import argparse
 import math
 import re
+import sys
 from collections.abc import Callable
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, NoReturn
 
 
+class Renamed(argparse.Action):
+    """An option of the version before, which works until the next one. `const`: how it is written
+    now."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None
+    ) -> None:
+        _tell_once(f"{parser.prog}: {option} goes with the next version: write {self.const}")
+        setattr(namespace, self.dest, values)
+
+
+@cache
+def _tell_once(message: str) -> None:
+    print(message, file=sys.stderr)
+
+
 class Parser(argparse.ArgumentParser):
-    """Option names must be whole, as an abbreviation would change with the next option."""
+    """Option names must be whole, as an abbreviation would change with the next option.
+
+    needs_model: `--model` must be given, or what it was called before.
+    """
+
+    needs_model = False
 
     def __init__(
         self, command: str, arguments: str, description: str, example: str, **options: Any
@@ -30,11 +53,27 @@ class Parser(argparse.ArgumentParser):
             **options,
         )
 
+    def add_renamed(self, option: str, dest: str, now: str) -> None:
+        """Takes an option of the version before. dest: `old_precision` and `old_url` are parts of
+        the model's name now."""
+        self.add_argument(option, action=Renamed, dest=dest, const=now, help=argparse.SUPPRESS)
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """None are unknown: the parser of a subcommand says so itself, with its own options."""
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        values: dict[str, Any] = options.__dict__
+        if url := values.pop("old_url", None):
+            values["model"] = f"{url}#{values['model']}" if values["model"] else url
+        if self.needs_model and values["model"] is None:
+            self.error("the following arguments are required: --model")
+        if precision := values.pop("old_precision", None):
+            for name in ("model", "checkpoint"):
+                if values.get(name):
+                    values[name] += f"@{precision}"
+            if models := values.get("models"):
+                values["models"] = [f"{name}@{precision}" for name in models]
         return options, unknown
 
     def error(self, message: str) -> NoReturn:

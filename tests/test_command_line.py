@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import get_args
 
 import pytest
@@ -14,6 +15,7 @@ from addnorm.export import options as of_export
 from addnorm.model.presets import PRESETS
 from addnorm.service.command import GROUPS, OPTIONS, serve_parser
 from addnorm.service.environment import read_settings
+from addnorm.service.options import Parser, _tell_once
 from addnorm.service.settings import Settings
 
 # packages of the extras
@@ -95,3 +97,35 @@ def test_choices_are_those_of_the_code() -> None:
     assert tuple(KINDS) == of_corpus.OUTPUTS
     assert get_args(DType) == of_corpus.DTYPES
     assert tuple(sorted(PRESETS)) == of_export.PRESETS
+
+
+@pytest.mark.parametrize(
+    ("parser", "words", "name", "value"),
+    [
+        (of_corpus.embed_parser, "a b --bundle c/1 --precision int8", "model", "c/1@int8"),
+        (
+            of_corpus.check_parser,
+            "a --url http://a --model b --precision fp32",
+            "model",
+            "http://a#b@fp32",
+        ),
+        (of_corpus.check_parser, "a --url http://a", "model", "http://a"),
+        (of_corpus.check_parser, "a --bundle c/1", "model", "c/1"),
+        (of_export.export_parser, "--checkpoint c --precision int8", "checkpoint", "c"),
+        (of_export.keep_parser, "a --kept d --precision fp32,int8", "models", ["a@fp32,int8"]),
+        (serve_parser, "a --precision int8 --port 1", "models", ["a@int8"]),
+    ],
+)
+def test_options_of_the_version_before_work_and_tell_what_to_write(
+    parser: Callable[[], Parser],
+    words: str,
+    name: str,
+    value: object,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _tell_once.cache_clear()
+    options = parser().parse_args(words.split())
+    assert getattr(options, name) == value
+    told = capsys.readouterr().err
+    for option in ("--bundle", "--url", "--checkpoint"):
+        assert (f"{option} goes with the next version: write" in told) == (option in words)
