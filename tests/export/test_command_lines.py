@@ -42,7 +42,6 @@ ROWS = [
     (f"{PRESET} --name own --precision int8", "int8 does not pay"),
     ("nowhere", "there is no folder nowhere"),
     ("nowhere@int8 --check", "there is no folder nowhere"),
-    (f"{CHECKPOINT} --precision int8", "--precision is for presets and modules: .* NAME@fp32,int8"),
     (
         "bundles/notebook/1@int8",
         "holds a bundle, not a checkpoint: .*addnorm serve bundles/notebook/1",
