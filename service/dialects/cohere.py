@@ -115,8 +115,8 @@ async def rerank(body: RerankRequest, ask: Ask, tools: Tools) -> Encode:
         index = ask.order[index] if ask.order else index
         raise InvalidInput(
             f"max_tokens_per_doc is {max_tokens}, but documents[{index}] has {num} tokens with"
-            " the query, and documents are not truncated below the model's limit: leave"
-            " max_tokens_per_doc out, or shorten the document",
+            " the query as it is read, and documents are truncated to the model's limit alone:"
+            " leave max_tokens_per_doc out, or shorten the document",
             param="max_tokens_per_doc",
         )
     ranking = Ranking(

@@ -236,6 +236,16 @@ def test_vectors_of_long_texts_are_not_joined(folders: Path, tmp_path: Path) -> 
         texts.read(folder, 4096)
 
 
+def test_a_long_document_has_the_score_of_its_best_window(client: httpx.Client) -> None:
+    """A window has up to 14 tokens: the prompt and two special ones beside 11 of the document."""
+    words = list("abcabacbbcaabcab")
+    parts = [" ".join(words[start : start + 11]) for start in range(0, len(words) - 4, 11 - 4)]
+    alone = scores(client, "pylate", parts)
+    (score,) = scores(client, "pylate", [" ".join(words)], windows={"overlap": 4})
+    assert len(set(alone)) > 1
+    assert score == max(alone)
+
+
 def test_a_text_that_is_too_long_is_named(client: httpx.Client) -> None:
     body = {"model": "pylate", "query": "a " * 40, "documents": ["a"], "truncation": False}
     answer = client.post("/v1/rerank", json=body)

@@ -606,7 +606,10 @@ def _no_room(
 ) -> InvalidInput:
     """For a text beside which too many tokens stand in each window."""
     place, room = to_tokenize.place(index), max_tokens - num_around
-    around = f"a window of {max_tokens} tokens has {num_around} beside the text that is split"
+    around = (
+        f"a window of {max_tokens} tokens has {num_around} beside the text that is split (special"
+        " tokens, a prompt, the other text of a pair)"
+    )
     if overlap is not None and room > 0:
         return InvalidInput(
             f"{to_tokenize.overlap_field} is {overlap}, but {around}: for {place} at most"
