@@ -63,7 +63,7 @@ async def _records(options: argparse.Namespace) -> tuple[str, dict[str, Recorded
     """The model's name, and its fingerprint in each precision whose bits are promised."""
     async with _target(options) as asking:
         entry = await client.show_model(asking, _name(options) or await client.only_model(asking))
-    records = {name: each for name, each in client.fingerprints(entry).items() if each.bits}
+    records = {name: part for name, part in client.fingerprints(entry).items() if part.bits}
     if not records:
         raise CorpusError(
             f"{entry['id']} has no bits to compare: it runs on a GPU, or its certificate records"
@@ -76,7 +76,8 @@ async def _write_pin(options: argparse.Namespace) -> int:
     check_writable("FILE", options.file)
     model, records = await _records(options)
     pins = {
-        name: json.loads(to_text(each.parts or {}, each.bits)) for name, each in records.items()
+        name: json.loads(to_text(record.parts or {}, record.bits))
+        for name, record in records.items()
     }
     with in_one_line(str(options.file)):
         options.file.write_text(json.dumps({"model": model, "precisions": pins}, indent=2) + "\n")
@@ -87,17 +88,17 @@ async def _write_pin(options: argparse.Namespace) -> int:
 async def _check_pin(options: argparse.Namespace) -> int:
     try:
         pins = json.loads(options.pin.read_text())["precisions"]
-        stored = {name: from_text(json.dumps(record)) for name, record in pins.items()}
+        pinned_records = {name: from_text(json.dumps(pin)) for name, pin in pins.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorpusError(f"--pin {options.pin} is no file of `addnorm pin`: {error}") from None
-    model, served = await _records(options)
+    model, served_records = await _records(options)
     code = EQUAL
-    for precision, record in stored.items():
-        both = Fingerprints(record, served.get(precision))
+    for precision, record in pinned_records.items():
+        both = Fingerprints(record, served_records.get(precision))
         code = code if both.has_equal_bits else DIFFERENT
         differences = ", ".join(map(str, both.differences)) or "the parts are the same"
-        if precision not in served:
-            differences = f"it has {', '.join(served)}"
+        if precision not in served_records:
+            differences = f"it has {', '.join(served_records)}"
         outcome = "no bit" if both.has_equal_bits else "bits"
         print(f"{model} {precision}: {outcome} moved; {differences}")
     return code
@@ -110,9 +111,9 @@ def _check_vectors(options: argparse.Namespace) -> int:
     if options.json:
         values = vars(options)
         paths = {name: str(value) for name, value in values.items() if isinstance(value, Path)}
-        written = {**check_report.as_json(), "exit_code": code, "options": {**values, **paths}}
+        fields = {**check_report.as_json(), "exit_code": code, "options": {**values, **paths}}
         with in_one_line(f"--json {options.json}"):
-            options.json.write_text(json.dumps(written, indent=2) + "\n")
+            options.json.write_text(json.dumps(fields, indent=2) + "\n")
     return code
 
 

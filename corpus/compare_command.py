@@ -215,7 +215,7 @@ async def _compare(options: argparse.Namespace) -> dict[str, Any]:
     source = Source(Location.parse(options.texts), [options.text_column])
     texts = _texts(options, source)
     async with _side(options.a, options) as a, _side(options.b, options) as b:
-        task, others = _task(a, b, options.task)
+        task, other_tasks = _task(a, b, options.task)
         if task == "classify" and sorted(a.labels or []) != sorted(b.labels or []):
             raise CorpusError(
                 f"the labels differ: {a.name} has {a.labels}, {b.name} has {b.labels}"
@@ -227,7 +227,7 @@ async def _compare(options: argparse.Namespace) -> dict[str, Any]:
     differences = [asdict(difference) for difference in fingerprints.differences]
     return {
         "task": task,
-        "other_tasks": others,
+        "other_tasks": other_tasks,
         "fingerprint": {"equal": fingerprints.are_equal, "differences": differences},
         "texts": {"file": options.texts, "searched": int(np.count_nonzero(texts.is_searched))},
         "queries": {"file": options.queries, "number": len(texts.queries)},
@@ -236,19 +236,19 @@ async def _compare(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _task(a: Side, b: Side, wanted: str | None) -> tuple[str, list[str]]:
-    """The task that is compared, and others that could be: `wanted`, or what both are made for. A
-    model of token vectors, which reranks by MaxSim, has pooled ones too; they count if it has all
-    kinds."""
+def _task(a: Side, b: Side, task_option: str | None) -> tuple[str, list[str]]:
+    """The task that is compared, by `--task` or by what both are made for, and others that could
+    be. A model of token vectors, which reranks by MaxSim, has pooled ones too; they count if it
+    has all kinds."""
     both = [task for task in a.tasks if task in b.tasks]
-    if not both or (wanted and wanted not in both):
+    if not both or (task_option and task_option not in both):
         raise CorpusError(
             f"the tasks differ: {a.name} can {', '.join(a.tasks)}, {b.name} can"
-            f" {', '.join(b.tasks)}" + (f", --task is {wanted}" if wanted else "")
+            f" {', '.join(b.tasks)}" + (f", --task is {task_option}" if task_option else "")
         )
     is_late = "embed" in both and "rerank" in both and "sparse" not in both
-    task = wanted or ("rerank" if is_late else both[0])
-    return task, [other for other in both if other != task]
+    task = task_option or ("rerank" if is_late else both[0])
+    return task, [name for name in both if name != task]
 
 
 def _check_prompt(option: str, prompt: str | None, sides: Sequence[Side]) -> None:

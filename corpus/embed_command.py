@@ -217,12 +217,13 @@ async def _check_model(
 ) -> None:
     """Computes a sample of the rows at these places. CorpusError if the earlier file has others:
     its metadata, which name the model, are lost."""
-    drawn = np.sort(np.random.default_rng(0).permutation(places)[:NUM_PROBES])
-    texts = [text for text in source.some_texts(drawn) if text is not None]
+    sample_rows = np.sort(np.random.default_rng(0).permutation(places)[:NUM_PROBES])
+    texts = [text for text in source.some_texts(sample_rows) if text is not None]
     digests = digests_of(texts)
-    expected = await embedder.compute_column(texts) if texts else pa.nulls(0)
-    taken = earlier.take(earlier.find(digests)) if texts else expected
-    num_equal = pc.sum(pc.equal(row_digests(digests, expected), row_digests(digests, taken)))
+    new_column = await embedder.compute_column(texts) if texts else pa.nulls(0)
+    old_column = earlier.take(earlier.find(digests)) if texts else new_column
+    new_digests, old_digests = (row_digests(digests, column) for column in (new_column, old_column))
+    num_equal = pc.sum(pc.equal(new_digests, old_digests))
     if texts and num_equal.as_py() < len(texts):
         raise CorpusError(
             f"--from {earlier.path}: its metadata are lost, and of {len(texts)} vectors"

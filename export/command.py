@@ -21,6 +21,7 @@ from addnorm.model.checkpoints import CheckpointError
 from addnorm.service.engine.device import memory
 from addnorm.service.loading import addresses
 from addnorm.service.loading.addresses import Address, find_version
+from addnorm.service.options import tell_once
 
 
 def export(arguments: Sequence[str]) -> None:
@@ -135,6 +136,11 @@ def _wishes(options: argparse.Namespace) -> Wishes:
     labels = _labels(options.labels)
     precisions = tuple((options.precision or "fp32").split(","))
     if options.checkpoint:
+        if options.precision:
+            tell_once(
+                "addnorm export: --precision of a checkpoint goes with the next version: write"
+                " NAME@PRECISION"
+            )
         precisions = Address.parse(options.checkpoint).precisions or precisions
     return Wishes(
         layout=options.layout,

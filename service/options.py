@@ -18,12 +18,12 @@ class Renamed(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None
     ) -> None:
-        _tell_once(f"{parser.prog}: {option} goes with the next version: write {self.const}")
+        tell_once(f"{parser.prog}: {option} goes with the next version: write {self.const}")
         setattr(namespace, self.dest, values)
 
 
 @cache
-def _tell_once(message: str) -> None:
+def tell_once(message: str) -> None:
     print(message, file=sys.stderr)
 
 

@@ -15,7 +15,7 @@ from addnorm.export import options as of_export
 from addnorm.model.presets import PRESETS
 from addnorm.service.command import GROUPS, OPTIONS, serve_parser
 from addnorm.service.environment import read_settings
-from addnorm.service.options import Parser, _tell_once
+from addnorm.service.options import Parser, tell_once
 from addnorm.service.settings import Settings
 
 # packages of the extras
@@ -123,7 +123,7 @@ def test_options_of_the_version_before_work_and_tell_what_to_write(
     value: object,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    _tell_once.cache_clear()
+    tell_once.cache_clear()
     options = parser().parse_args(words.split())
     assert getattr(options, name) == value
     told = capsys.readouterr().err

@@ -258,8 +258,14 @@ class TextReader:
             num_prompt=num_prompt,
             num_pair_prompt=num_pair_prompt,
         )
-        max_windows, max_tokens = self.settings.max_windows, tokenizer.max_text_tokens
-        split = partial(_windows, to_tokenize, max_tokens, max_windows, ask.cut)
+        max_windows, whole_texts = self.settings.max_windows, to_tokenize
+
+        def join(rows: list[WholeText]) -> tuple[Windows, Batch, Padding]:
+            limits = tokenizer.max_text_tokens, max_windows
+            windows = _windows(whole_texts, *limits, ask.cut, rows)
+            cells = [window.cells for window in windows.windows]
+            return windows, *_batch(cells, tokenizer.has_types)
+
         if num := to_tokenize.most_windows:  # what lies behind them is not read
             limit = tokenizer.max_characters * min(num, max_windows)
             excerpts = [
@@ -267,10 +273,9 @@ class TextReader:
                 for text in to_tokenize.texts
             ]
             to_tokenize = to_tokenize._replace(texts=excerpts)
-        ask.windows = await self.tokenize_with(to_tokenize, read, ask, split, math.inf)
-        ask.num_windows = ask.windows.num_split
-        cells = [window.cells for window in ask.windows.windows]
-        return _batch(cells, tokenizer.has_types)
+        windows, batch, padding = await self.tokenize_with(to_tokenize, read, ask, join, math.inf)
+        ask.windows, ask.num_windows = windows, windows.num_split
+        return batch, padding
 
     def in_windows(
         self,
@@ -279,9 +284,9 @@ class TextReader:
         ask: Ask,
         cuts_hide: bool = False,
     ) -> TextsToTokenize:
-        """The texts as they are to be read where they are longer than the model takes: by the rule
-        of the request, of the alias, of the bundle. cuts_hide: the answer is a judgement of the
-        whole text, so that nobody's default cuts it, save the operator's."""
+        """The texts with the rule for those that are longer than the model takes: the request's,
+        the alias's or the bundle's. cuts_hide: the answer judges the whole text, so that a route
+        that cuts by default reads windows instead, unless ADDNORM_TRUNCATE is set."""
         manifest = texts.model.bundle.manifest
         by_operator = ask.alias.windows or manifest.windows
         rule = sent.over(by_operator) if sent else by_operator
