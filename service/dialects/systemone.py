@@ -210,7 +210,7 @@ async def decide(body: SystemOneRequest, ask: Ask, tools: Tools) -> Encode:
         split_part=int(is_reranker),
         aligned=[len(question.options()) for question in body.questions.values()],
     )
-    texts = tools.texts.in_windows(texts, body.windows, ask, True)
+    texts = tools.texts.in_windows(texts, body.windows, ask, cuts_hide=True)
     if texts.windows:
         options.joinings.update(_joinings(texts.windows, body))
     ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)

@@ -77,6 +77,11 @@ class WholeText(NamedTuple):
         )
 
 
+def overlap_in(room: int, overlap: int | None) -> int:
+    """Tokens that windows with so much room for a text share. overlap: None: nobody says."""
+    return min(OVERLAP, int(MOST_OVERLAP * room)) if overlap is None else overlap
+
+
 def num_windows(num_tokens: int, room: int, overlap: int) -> int:
     """Windows of a text of so many tokens. room: more than overlap."""
     return 1 + max(0, -(-(num_tokens - room) // (room - overlap)))

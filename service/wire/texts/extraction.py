@@ -20,7 +20,7 @@ from addnorm.service.engine.batch import Batch, Ints, Padding, offsets_of
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.outputs.name_logits import NO_TOKEN, NameLogits, Places
 from addnorm.service.engine.tokenizer import PROBE, Text
-from addnorm.service.engine.windows import MOST_OVERLAP, OVERLAP, Windows
+from addnorm.service.engine.windows import Windows, overlap_in
 from addnorm.service.errors import InvalidInput, TooManyWindows
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.texts.json_answers import Finish
@@ -84,7 +84,7 @@ async def extract(
 ) -> Finish:
     """The names in each text, in its order. No text is truncated."""
     check_rule(options.windows, None, "each name is found where it stands")
-    texts = tools.texts.in_windows(texts, options.windows, ask, True)
+    texts = tools.texts.in_windows(texts, options.windows, ask, cuts_hide=True)
     return await _extract(ask, tools, texts, options)
 
 
@@ -220,8 +220,7 @@ class Reader:
             )
         # tokens of all words before each
         before = np.searchsorted(words.word_of_token, np.arange(num_words + 1))
-        overlap, parts, start = texts.windows.overlap, list[Range](), 0
-        overlap = min(OVERLAP, int(MOST_OVERLAP * room)) if overlap is None else overlap
+        overlap, parts, start = overlap_in(room, texts.windows.overlap), list[Range](), 0
         while True:
             stop = int(np.searchsorted(before, before[start] + room, side="right")) - 1
             stop = min(stop, start + max_words, num_words)

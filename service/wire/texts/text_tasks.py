@@ -135,7 +135,8 @@ async def label_scores(
     """The scores of all labels of each text or pair, which are read here."""
     manifest, labels = texts.model.bundle.manifest, _labels(texts)
     function = options.function_to_apply or manifest.score_function
-    texts, joining = tools.texts.in_windows(texts, options.window_rule(), ask, True), Joining()
+    texts = tools.texts.in_windows(texts, options.window_rule(), ask, cuts_hide=True)
+    joining = Joining()
     if texts.windows:
         # labels that compete do so by whatever function: else each could hide another's window
         are_independent = manifest.score_function is not None and function != "softmax"
@@ -166,7 +167,7 @@ async def zero_shot(
     bundle = texts.model.bundle
     entailment = classification.entailment_index(bundle.manifest.labels, bundle.ref)
     candidates = options.candidate_labels
-    texts = tools.texts.in_windows(texts, options.window_rule(), ask, True)
+    texts = tools.texts.in_windows(texts, options.window_rule(), ask, cuts_hide=True)
     tools.texts.check_pairs(texts, "candidate_labels", len(candidates))
     check_single(texts.field, texts.texts)
     hypotheses = list(classification.hypotheses(candidates, options.hypothesis_template))
@@ -232,7 +233,7 @@ async def tag(ask: Ask, tools: Tools, texts: TextsToTokenize, options: TagOption
     check_single(texts.field, texts.texts)
     rule, ignored = options.window_rule(), frozenset(options.ignore_labels)
     check_rule(rule, None, "each token is tagged where it stands")
-    texts = tools.texts.in_windows(texts, rule, ask, True)
+    texts = tools.texts.in_windows(texts, rule, ask, cuts_hide=True)
     texts = texts._replace(overlap_field=options.overlap_field)
     if texts.model.bundle.manifest.extraction:
         return await extraction.tag(ask, tools, texts, ignored)

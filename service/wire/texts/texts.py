@@ -30,12 +30,11 @@ from addnorm.service.engine.manifest import InputType, WindowRule
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.tokenizer import CannotCut, Text, Tokenizer
 from addnorm.service.engine.windows import (
-    MOST_OVERLAP,
-    OVERLAP,
     WholeText,
     Window,
     Windows,
     num_windows,
+    overlap_in,
 )
 from addnorm.service.errors import EmptyInput, InvalidInput, TooManyWindows
 from addnorm.service.settings import Settings
@@ -584,7 +583,7 @@ def _windows(
         neighbours = rows[start : start + num_aligned]
         num_around = max(row.num_around for row in neighbours)
         room = max_tokens - num_around
-        overlap = min(OVERLAP, int(MOST_OVERLAP * room)) if rule.overlap is None else rule.overlap
+        overlap = overlap_in(room, rule.overlap)
         for index, row in enumerate(neighbours, start):
             num_tokens = row.end - row.begin
             fits = num_tokens <= room
