@@ -7,7 +7,7 @@ import resource
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -18,6 +18,7 @@ from addnorm.service.environment import PREFIX, describe, read_settings
 from addnorm.service.errors import StartupError
 from addnorm.service.loading import addresses
 from addnorm.service.loading.addresses import Address
+from addnorm.service.loading.kept_proofs import PROOFS
 from addnorm.service.options import Parser
 from addnorm.service.server import process
 from addnorm.service.settings import Settings, descriptions
@@ -75,12 +76,16 @@ def serve(arguments: Sequence[str]) -> None:
         settings = read_settings(**_set_options(options))
         texts = [text.partition("?") for text in options.models]
         models = [Address.parse(text) for text, _, _ in texts]
+        proofs_folder: Path | None = None
+        with suppress(StartupError):  # without a home nothing is kept
+            proofs_folder = Path(options.kept or addresses.where_kept()) / PROOFS
         if not models:
-            process.serve(options.bundles, settings)
+            process.serve(options.bundles, settings, proofs_folder)
             return
         folders = addresses.find(models, options.bundles, options.kept)
         defaults = [mark + query for _, mark, query in texts]
-        process.serve(tuple(folders), with_names(settings, models, defaults, folders))
+        settings = with_names(settings, models, defaults, folders)
+        process.serve(tuple(folders), settings, proofs_folder)
 
 
 def with_names(

@@ -8,15 +8,12 @@ with the numbers of onnx/onnx.proto, since the server has no package onnx.
 import hashlib
 import mmap
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from addnorm.service.engine.manifest import File
 
-# No entry that names a file is without these bytes: its key, after the key's length, which may be
-# written in more bytes than it needs.
-KEY = re.compile(rb"[\x08\x00]location")
+KEY = b"location"  # of an entry that names a file
 # message -> number of its field -> the message there. Weights stand in any of these.
 FIELDS = {
     "Model": {7: "Graph", 20: "Training", 25: "Function"},
@@ -78,7 +75,7 @@ def files_beside(graph: Path) -> set[str]:
             mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as content,
             memoryview(content) as view,
         ):
-            if not KEY.search(content):
+            if content.find(KEY) < 0:
                 return set()
             # the values of all entries `location` of the model
             file_names, stack = set[str](), [("Model", 0, size)]
@@ -90,7 +87,7 @@ def files_beside(graph: Path) -> set[str]:
                         entry[number] = bytes(view[begin:stop])
                     elif kind := FIELDS[message].get(number):
                         stack.append((kind, begin, stop))
-                if entry[ENTRY_KEY] == b"location":
+                if entry[ENTRY_KEY] == KEY:
                     file_names.add(entry[ENTRY_VALUE].decode())
             return file_names
 

@@ -4,8 +4,10 @@ requests go to. Knows no requests."""
 import logging
 import math
 import time
+from collections.abc import Mapping
 from copy import copy
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
 
 from addnorm.service.cores import usable_cores
 from addnorm.service.engine import tokenizer as text
@@ -34,6 +36,13 @@ class Runner(NamedTuple):
 
     engine: Engine
     target: Target
+
+
+class Speed(Protocol):
+    """What warm-up measures."""
+
+    token_budget: int
+    tokens_per_s: float | None
 
 
 class Reproduction(NamedTuple):
@@ -131,25 +140,30 @@ class Model:
             del target.run, target.run_on_all_cores
         return model
 
-    def warm_up(self, predecessor: "Model | None" = None) -> None:
+    def warm_up(
+        self,
+        predecessor: "Model | None" = None,
+        speeds: Mapping[str, Speed] = MappingProxyType({}),
+    ) -> None:
         """Runs growing micro-batches: memory is allocated for the largest, and each target gets its
         token budget.
 
         predecessor: the version that runs now. If it is as quick, by its manifest, its budgets and
-        rates are taken: while it works, nothing can be measured.
+        rates are taken: while it works, nothing can be measured. speeds: by precision, those that
+        were measured at an earlier start.
         """
         facts = self.bundle.manifest.speed_facts
         is_as_quick = predecessor and predecessor.bundle.manifest.speed_facts == facts
-        old_targets = predecessor.targets if predecessor and is_as_quick else {}
+        old_speeds = {**speeds, **(predecessor.targets if predecessor and is_as_quick else {})}
         for precision, engine in self.engines.items():
-            target, old_target = self.targets[precision], old_targets.get(precision)
-            seconds = 0.0 if old_target else WARM_UP_S / len(self.engines)
+            target, old_speed = self.targets[precision], old_speeds.get(precision)
+            seconds = 0.0 if old_speed else WARM_UP_S / len(self.engines)
             rates = measure_rates(engine, self.bundle.manifest.limits, seconds)
             target.tokens_per_s = max(rates.values())
-            if old_target:
+            if old_speed:
                 target.token_budget, target.tokens_per_s = (
-                    old_target.token_budget,
-                    old_target.tokens_per_s,
+                    old_speed.token_budget,
+                    old_speed.tokens_per_s,
                 )
             elif not self.token_budget:
                 target.token_budget = budget = best_budget(rates)

@@ -46,10 +46,11 @@ TEXTS = (
 Digests = Mapping[str, Mapping[str, str]]
 
 
-def compute(engine: Engine, limits: Limits) -> SequenceRows:
-    """The sequences and their rows. LENGTHS are capped by the model's limit."""
-    lengths = sorted({min(length, limits.max_positions) for length in LENGTHS})
-    return SequenceRows.together(engine, sequences(limits, lengths), NUM_TOGETHER)
+def compute(engine: Engine, limits: Limits, most_tokens: int = max(LENGTHS)) -> SequenceRows:
+    """The sequences and their rows. LENGTHS are capped by the model's limit; those of more than
+    most_tokens are left out."""
+    lengths = {min(length, limits.max_positions) for length in LENGTHS if length <= most_tokens}
+    return SequenceRows.together(engine, sequences(limits, sorted(lengths)), NUM_TOGETHER)
 
 
 def digests(bundle: Bundle, engine: Engine, answers: SequenceRows) -> Digests:

@@ -3,13 +3,16 @@
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
 
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine import selfcheck
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.cuda.gpu_engine import engines_for
+from addnorm.service.engine.device import memory
 from addnorm.service.engine.engine import OpenEngine
 from addnorm.service.engine.model import Model, Reproduction
 from addnorm.service.engine.names import read_aliases, read_pins
@@ -17,11 +20,13 @@ from addnorm.service.engine.registry import WORDS, Models, Root
 from addnorm.service.engine.selfcheck import SequenceRows, unequal
 from addnorm.service.engine.session import runs_in_words
 from addnorm.service.errors import StartupError
-from addnorm.service.loading import folders
+from addnorm.service.loading import folders, kept_proofs
+from addnorm.service.loading.kept_proofs import Proof
 from addnorm.service.loading.known_answers import LENGTHS, bits, compute, different, digests
 from addnorm.service.settings import EVERY, Settings
 
 log = logging.getLogger("addnorm")
+NO_PROOFS: Mapping[str, Proof] = MappingProxyType({})
 # The paddings for which the graph of a layout is batch-invariant. The server itself always pads on
 # the right.
 PADDINGS = {"packed": ("right", "left", "holes"), "padded": ("right",)}
@@ -37,9 +42,11 @@ def load(
     settings: Settings,
     predecessor: Model | None = None,
     engines: Callable[[Settings], OpenEngine] = engines_for,
+    proofs_folder: Path | None = None,
 ) -> Model:
     """Checks and warms one bundle. StartupError if it is refused. predecessor: the version that
-    runs now, or this one, unloaded. engines: opens the engines that the settings ask for."""
+    runs now, or this one, unloaded. engines: opens the engines that the settings ask for.
+    proofs_folder: where proofs are kept for the next load; None: they are not."""
     start = time.monotonic()
     folder = f"{bundle.path.parent.name}/{bundle.path.name}"
     if folder != bundle.ref:
@@ -73,8 +80,12 @@ def load(
         statistics=predecessor.statistics if predecessor and is_again else None,
     )
     with runs_in_words(f"{bundle.ref} cannot run here"):
-        model.warm_up(predecessor)
-        check(model)
+        proofs = kept_proofs.find(model, settings, proofs_folder) if proofs_folder else NO_PROOFS
+        model.warm_up(predecessor, proofs)
+        check(model, proofs)
+        if proofs_folder and not predecessor:  # beside which no speed is measured
+            kept_proofs.keep(model, settings, proofs_folder)
+    memory.give_back()  # what packed weights and proofs took
     # which engines have other bits than other machines may have
     for precision, reproduction in model.reproductions.items():
         engine_name = f"{model.bundle.ref} {precision}"
@@ -95,13 +106,15 @@ def load(
     equal = [name for name, reproduction in model.reproductions.items() if reproduction.is_equal]
     seconds = time.monotonic() - start
     with_bits = f", {' and '.join(equal)} with the bits of the certificate" if equal else ""
-    log.info("serving %s, ready in %.1f s%s", model.bundle.ref, seconds, with_bits)
+    kept = f"; {' and '.join(proofs)} proved at an earlier start" if proofs else ""
+    log.info("serving %s, ready in %.1f s%s%s", model.bundle.ref, seconds, with_bits, kept)
     return model
 
 
-def check(model: Model) -> None:
+def check(model: Model, proofs: Mapping[str, Proof] = NO_PROOFS) -> None:
     """StartupError if an engine does not give the known answer, or is not batch-invariant
-    though it promises it. Records whether it gives the certificate's bits."""
+    though it promises it. Records whether it gives the certificate's bits. proofs: by precision, of
+    an earlier load of the same bits."""
     manifest, certificate = model.bundle.manifest, model.bundle.certificate
     for precision, engine in model.engines.items():
         known_answer = certificate["known_answer"][precision] if certificate else None
@@ -111,6 +124,12 @@ def check(model: Model) -> None:
             raise StartupError(
                 f"bundle {model.bundle.path}: {precision} does not give the known answer"
             )
+        if proof := proofs.get(precision):
+            engine.fingerprint = replace(
+                engine.fingerprint, processor=proof.processor, bits=proof.bits
+            )
+            model.reproductions[precision] = proof.reproduction
+            continue
         if engine.has_lens and not selfcheck.lens_shows_what_runs(engine, manifest.limits):
             raise StartupError(
                 f"bundle {model.bundle.path}: the lens does not show what {precision} computes"
@@ -154,9 +173,9 @@ def _check_invariance(
         raise StartupError(f"bundle {model.bundle.path}: {precision}: {failure} on this processor")
 
 
-def load_all(root: Root, settings: Settings) -> Models:
+def load_all(root: Root, settings: Settings, proofs_folder: Path | None = None) -> Models:
     """Every bundle below `root`. StartupError if one is refused. A folder that cannot be read is
-    logged."""
+    logged. proofs_folder: as of `load`."""
     bundle_folders = folders.find(root)
     for problem in bundle_folders.unreadable.values():
         log.error("%s", problem)
@@ -169,6 +188,9 @@ def load_all(root: Root, settings: Settings) -> Models:
             )
     defaults = {task: default_models[task] for task in WORDS if task in default_models}
     trusted_keys = settings.trusted_key_files
-    models = [load(bundles.read(path, trusted_keys), settings) for path in bundle_folders.paths]
+    models = [
+        load(bundles.read(path, trusted_keys), settings, proofs_folder=proofs_folder)
+        for path in bundle_folders.paths
+    ]
     pins, any_name = read_pins(settings.versions), settings.any_model_name
     return Models(models, root, defaults, aliases, pins, any_name)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any, NoReturn, cast
@@ -75,8 +76,9 @@ CLOSING_S = 0.4  # from the end of the drain to the last lines of the log, at mo
 log = logging.getLogger("addnorm")
 
 
-def serve(bundles: Root, settings: Settings) -> None:
-    """Loads every bundle, then listens until told to stop.
+def serve(bundles: Root, settings: Settings, proofs_folder: Path | None = None) -> None:
+    """Loads every bundle, then listens until told to stop. proofs_folder: where proofs are kept for
+    the next start; None: they are not.
 
     StartupError if a bundle cannot be trusted, or the port is in use.
     """
@@ -95,9 +97,12 @@ def serve(bundles: Root, settings: Settings) -> None:
     logs.configure(level, settings.log_format)
     sys.setswitchinterval(SWITCH_S)
     memory.bound_heaps()
-    models, settings = load_all(bundles, settings), limit_connections(settings)
+    models = load_all(bundles, settings, proofs_folder)
+    settings = limit_connections(settings)
     with enough_threads():
-        service = build(models, settings, tracer_of_environment(), paths=paths)
+        service = build(
+            models, settings, tracer_of_environment(), paths=paths, proofs_folder=proofs_folder
+        )
     if not (service.keys.contents or settings.socket or is_loopback(settings.host)):
         log.warning(
             "no API keys: every caller that reaches %s is served; see ADDNORM_API_KEYS_FILE",

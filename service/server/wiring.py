@@ -3,6 +3,8 @@
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 
 from opentelemetry.trace import Tracer
@@ -16,6 +18,7 @@ from addnorm.service.asking.scheduler import Scheduler
 from addnorm.service.asking.turns import Turns
 from addnorm.service.dialects.kserve.over_grpc.grpc_methods import PROBES
 from addnorm.service.engine.registry import Models
+from addnorm.service.loading.loader import load
 from addnorm.service.loading.repository import Repository
 from addnorm.service.server.app import App
 from addnorm.service.server.auth import Entrance, Keys
@@ -86,8 +89,10 @@ def build(
     tracer: Tracer | None = None,
     protocols: Sequence[Protocol] = PROTOCOLS,
     paths: Mapping[tuple[str, str], str] = MappingProxyType({}),
+    proofs_folder: Path | None = None,
 ) -> Service:
-    """StartupError if the API keys or the certificate cannot be read. paths: see App."""
+    """StartupError if the API keys or the certificate cannot be read. paths: see App.
+    proofs_folder: as of `load`."""
     keys, certificate = Keys(settings), certificate_of(settings)
     gate = Gate(
         FairQueue(num_workers(models, settings)),
@@ -104,7 +109,7 @@ def build(
     scheduler = Scheduler(gate, settings.run_timeout_s)
     pools = Pools(settings.num_cores)
     metrics, cache = Metrics(), SequenceCache(settings.cache_bytes)
-    repository = Repository(models, settings)
+    repository = Repository(models, settings, loading=partial(load, proofs_folder=proofs_folder))
     answers = Answers(
         settings, gate, scheduler, cache, pools.encoders, pools.lens, metrics.count_lookups,
         repository.load_again,
