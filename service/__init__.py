@@ -1,4 +1,4 @@
-"""The server: numpy, onnxruntime, FastAPI. Never imports torch, `model` or `export`."""
+"""The server: numpy, onnxruntime, Starlette. Never imports torch, `model` or `export`."""
 
 import os
 

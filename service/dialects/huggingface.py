@@ -9,9 +9,9 @@ from functools import partial
 from itertools import chain, islice
 from typing import Annotated, Any, Literal
 
-from fastapi import Request
 from pydantic import Field, PlainValidator, TypeAdapter, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
+from starlette.requests import Request
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.tasks.pieces import Pieces
@@ -25,7 +25,7 @@ from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.validation import Strict, into_body
 from addnorm.service.wire.dialect_errors import HUGGING_FACE_ERRORS
-from addnorm.service.wire.route import FastApiRoute, Protocol, Route, parts_of
+from addnorm.service.wire.route import PlainRoute, Protocol, Route, parts_of
 from addnorm.service.wire.texts import text_tasks
 from addnorm.service.wire.texts.json_answers import (
     Finish,
@@ -257,7 +257,7 @@ PROTOCOL = Protocol(
                 ("/hf/{model:path}", "hugging_face"),  # names may have slashes
             )
         ),
-        FastApiRoute(
+        PlainRoute(
             "/hf/{model:path}/health",
             health,
             "Whether the model is served, as huggingface_hub's client asks",

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from fastapi import Query, Request
 from pydantic import BaseModel, Field
+from starlette.requests import Request
 
 from addnorm.service.engine.device.processor import processor
 from addnorm.service.engine.manifest import Limits, Pooling, Ranges, Task
@@ -13,8 +13,9 @@ from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import OUTPUTS
 from addnorm.service.engine.registry import WORDS, Models
 from addnorm.service.errors import NotFound
+from addnorm.service.wire.codec.openapi import query
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
-from addnorm.service.wire.route import FastApiRoute, Protocol, parts_of
+from addnorm.service.wire.route import PlainRoute, Protocol, parts_of
 
 
 class ModelEntry(BaseModel):
@@ -126,7 +127,7 @@ class ModelList(BaseModel):
     models: list[CohereModel] = Field(description="The same, for Cohere's clients.")
 
 
-async def predict(name: str) -> None:
+async def predict(request: Request, name: str) -> None:
     # KServe's first protocol, which nobody should be told to ask by GET
     raise NotFound(
         f"POST /v1/models/{name[:200]}:predict is KServe's V1 protocol, which is not served"
@@ -134,13 +135,8 @@ async def predict(name: str) -> None:
     )
 
 
-async def list_models(
-    request: Request,
-    endpoint: Annotated[
-        str | None, Query(description="Only models of this task, as Cohere's clients ask.")
-    ] = None,
-) -> ModelList:
-    models = parts_of(request).models
+async def list_models(request: Request) -> ModelList:
+    models, endpoint = parts_of(request).models, request.query_params.get("endpoint")
     short = {"vector_ranges": None, "token_vector_ranges": None}  # they are long
     entries = [
         _entry(models, model.name, models.versions(model.name), model)
@@ -260,15 +256,16 @@ ONE_ERRORS = OPENAI_ERRORS.only(404, 503)
 PROTOCOL = Protocol(
     tag="models",
     routes=(
-        FastApiRoute(
+        PlainRoute(
             "/v1/models",
             list_models,
             "The models served here, in OpenAI's list shape",
             OPENAI_ERRORS.only(503),
             "list_models",
+            documented=query("endpoint", "Only models of this task, as Cohere's clients ask."),
         ),
         *(
-            FastApiRoute(f"/v1/models/{path}", answer, summary, ONE_ERRORS, answer.__name__)
+            PlainRoute(f"/v1/models/{path}", answer, summary, ONE_ERRORS, answer.__name__)
             for path, answer, summary in (
                 ("{name}", show_model, "One model, by the version that its name means"),
                 (
@@ -285,8 +282,8 @@ PROTOCOL = Protocol(
                 ("{name}/{version}", show_version, "One version of a model"),
             )
         ),
-        FastApiRoute("/v1/models/{name:path}", show_model),  # a name with slashes
-        FastApiRoute("/v1/models/{name:path}:predict", predict, method="POST"),
+        PlainRoute("/v1/models/{name:path}", show_model),  # a name with slashes
+        PlainRoute("/v1/models/{name:path}:predict", predict, method="POST"),
     ),
     errors=OPENAI_ERRORS,
 )

@@ -7,15 +7,15 @@ langchain-nvidia-ai-endpoints.
 
 from typing import Annotated, Any, Literal
 
-from fastapi import Request
 from pydantic import Field
+from starlette.requests import Request
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.validation import agreed
 from addnorm.service.wire.dialect_errors import NVIDIA_ERRORS
-from addnorm.service.wire.route import FastApiRoute, Protocol, Route, parts_of
+from addnorm.service.wire.route import PlainRoute, Protocol, Route, parts_of
 from addnorm.service.wire.texts.json_answers import Ranking, ranked, usage
 from addnorm.service.wire.texts.reranking import RerankOptions, score_pairs
 from addnorm.service.wire.texts.sequences import OneText
@@ -97,7 +97,7 @@ PROTOCOL = Protocol(
             )
         ),
         *(
-            FastApiRoute(HEALTH + name, answer, summary, NVIDIA_ERRORS.only(503), f"nim_{name}")
+            PlainRoute(HEALTH + name, answer, summary, NVIDIA_ERRORS.only(503), f"nim_{name}")
             for name, answer, summary in (
                 ("live", live, "/livez, as a NIM answers"),
                 ("ready", ready, "/readyz, as a NIM answers"),

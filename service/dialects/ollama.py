@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import orjson
-from fastapi import Request
 from pydantic import Field, field_validator
+from starlette.requests import Request
 
 from addnorm.service import VERSION
 from addnorm.service.asking.ask import Ask
@@ -25,7 +25,7 @@ from addnorm.service.wire.codec.negotiation import JSON
 from addnorm.service.wire.codec.payload import Encode, Payload
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.dialect_errors import OLLAMA_ERRORS
-from addnorm.service.wire.route import FastApiRoute, Protocol, Route, parts_of
+from addnorm.service.wire.route import PlainRoute, Protocol, Route, parts_of
 from addnorm.service.wire.texts.json_answers import JsonAnswer, pooled
 from addnorm.service.wire.texts.sequences import OneOrSeveral
 from addnorm.service.wire.texts.text_tasks import want_vectors
@@ -248,7 +248,7 @@ PROTOCOL = Protocol(
             examples={"a model": {"model": MODEL, "stream": False}},
         ),
         *(
-            FastApiRoute(f"/api/{path}", answer, summary, OLLAMA_ERRORS.only(503), f"ollama_{path}")
+            PlainRoute(f"/api/{path}", answer, summary, OLLAMA_ERRORS.only(503), f"ollama_{path}")
             for path, answer, summary in (
                 ("tags", tags, "The models served here, as Ollama lists them"),
                 ("ps", running_models, "The same models as loaded, as Ollama lists them"),

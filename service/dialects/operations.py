@@ -15,15 +15,14 @@ from importlib import resources
 from pathlib import Path
 
 import orjson
-from fastapi import Request, Response
-from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import HTMLResponse, PlainTextResponse
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from addnorm.service.errors import NotFound
 from addnorm.service.wire.codec.negotiation import JSON
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
-from addnorm.service.wire.route import FastApiRoute, Protocol, parts_of
+from addnorm.service.wire.route import PlainRoute, Protocol, parts_of
 
 
 async def livez(request: Request) -> dict[str, str]:
@@ -51,8 +50,14 @@ async def document(request: Request) -> Response:
     return Response(app.state.document, media_type=JSON)
 
 
-async def docs() -> HTMLResponse:
+async def docs(request: Request) -> HTMLResponse:
+    return await parts_of(request).readers.call(_docs)
+
+
+def _docs() -> HTMLResponse:
     """Addresses are relative, so that the page works below any prefix and without internet."""
+    from fastapi.openapi.docs import get_swagger_ui_html  # takes a while to import
+
     page = get_swagger_ui_html(
         openapi_url="openapi.json",
         title="Addnorm",
@@ -199,21 +204,21 @@ def _read(folder: Path) -> Mapping[str, Page]:
 
 
 ROUTES = (
-    FastApiRoute("/livez", livez, "The process answers, and can go on", OPENAI_ERRORS.only(503)),
-    FastApiRoute("/readyz", readyz, "Every model gives its known answer", OPENAI_ERRORS.only(503)),
-    FastApiRoute(
+    PlainRoute("/livez", livez, "The process answers, and can go on", OPENAI_ERRORS.only(503)),
+    PlainRoute("/readyz", readyz, "Every model gives its known answer", OPENAI_ERRORS.only(503)),
+    PlainRoute(
         "/metrics",
         metrics,
         "Counters and gauges for Prometheus",
         documented={"response_class": PlainTextResponse},
     ),
-    FastApiRoute("/openapi.json", document),
-    FastApiRoute("/docs", docs),
-    FastApiRoute("/", playground),
-    FastApiRoute("/page/{file:path}", page_file),
-    FastApiRoute("/swagger/{file:path}", swagger_file),
-    FastApiRoute("/models/{name}/certificate", certificate),
-    FastApiRoute("/models/{name}/{version}/certificate", version_certificate),
+    PlainRoute("/openapi.json", document),
+    PlainRoute("/docs", docs),
+    PlainRoute("/", playground),
+    PlainRoute("/page/{file:path}", page_file),
+    PlainRoute("/swagger/{file:path}", swagger_file),
+    PlainRoute("/models/{name}/certificate", certificate),
+    PlainRoute("/models/{name}/{version}/certificate", version_certificate),
 )
 # orchestrators cannot say who they are, and the pages themselves hold nothing private: what they
 # show they ask for in their reader's name

@@ -11,9 +11,10 @@ from itertools import accumulate, islice
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 import orjson
-from fastapi import Query, Request, Response
 from pydantic import BaseModel, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
+from starlette.requests import Request
+from starlette.responses import Response
 
 from addnorm.service import VERSION
 from addnorm.service.asking.ask import Ask
@@ -27,11 +28,12 @@ from addnorm.service.engine.tokenizer import Text, Tokenizer
 from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.negotiation import Several, fragment, written
+from addnorm.service.wire.codec.openapi import query
 from addnorm.service.wire.codec.payload import Payload
 from addnorm.service.wire.codec.shown import shown
 from addnorm.service.wire.codec.validation import Strict, agreed, into_body
 from addnorm.service.wire.dialect_errors import HUGGING_FACE_ERRORS, TEI_ERRORS
-from addnorm.service.wire.route import FastApiRoute, Parts, Protocol, Route, parts_of
+from addnorm.service.wire.route import Parts, PlainRoute, Protocol, Route, parts_of
 from addnorm.service.wire.texts.json_answers import (
     JsonAnswer,
     Ranking,
@@ -574,10 +576,8 @@ VERTEX = Route(
 )
 
 
-async def info(
-    request: Request, model: Annotated[str | None, Query(description="Its name.")] = None
-) -> dict[str, Any]:
-    return _info(parts_of(request), model or None)
+async def info(request: Request) -> dict[str, Any]:
+    return _info(parts_of(request), request.query_params.get("model") or None)
 
 
 async def info_of_model(request: Request, model: str) -> dict[str, Any]:
@@ -626,15 +626,16 @@ async def health(request: Request) -> Response:
 
 
 ABOUT = (
-    FastApiRoute(
+    PlainRoute(
         "/info",
         info,
         "The model that embeds, or the one of another task, described as text-embeddings-inference"
         " does",
         TEI_ERRORS.only(400, 404, 503),
         "tei_info",
+        documented=query("model", "Its name."),
     ),
-    FastApiRoute(
+    PlainRoute(
         f"{OF_MODEL}/info",
         info_of_model,
         "One model, described as text-embeddings-inference does",
@@ -642,7 +643,7 @@ ABOUT = (
         "tei_info_of_model",
     ),
     *(
-        FastApiRoute(
+        PlainRoute(
             path,
             health,
             "Whether every model gives its known answer: an empty answer",

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 import orjson
-from fastapi import Request
 from pydantic import AliasChoices, Field
+from starlette.requests import Request
 
 from addnorm.service import VERSION
 from addnorm.service.asking.ask import Ask
@@ -26,7 +26,7 @@ from addnorm.service.wire.codec.negotiation import fragment
 from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
-from addnorm.service.wire.route import FastApiRoute, Protocol, Route, parts_of
+from addnorm.service.wire.route import PlainRoute, Protocol, Route, parts_of
 from addnorm.service.wire.texts.json_answers import (
     JsonAnswer,
     Ranking,
@@ -251,14 +251,14 @@ ROUTES = (
         infers=False,
         examples={"tokens": {"tokens": [4, 5]}},
     ),
-    FastApiRoute(
+    PlainRoute(
         "/tokenizer_info",
         tokenizer_info,
         "The special tokens of the model that scores completions, as vLLM answers",
         OPENAI_ERRORS.only(400, 404, 503),
         "tokenizer_info",
     ),
-    FastApiRoute(
+    PlainRoute(
         "/version",
         version,
         "The server's version, where vLLM has its own",

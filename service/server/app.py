@@ -1,5 +1,5 @@
-"""The ASGI application: every request over HTTP, from its head to its report. FastAPI documents all
-routes, and serves those that are no rows of ours.
+"""The ASGI application: every request over HTTP, from its head to its report. Starlette's router
+finds plain routes; FastAPI documents all.
 """
 
 import asyncio
@@ -10,16 +10,16 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
-from fastapi import Request, Response
-
-# not `fastapi.FastAPI`: in its place OpenTelemetry's auto-instrumentation puts a class of its own,
-# whose spans would stand beside those of wire/telemetry/tracing.py
-from fastapi.applications import FastAPI
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
+from pydantic_core import to_json
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Router
+from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
@@ -33,8 +33,8 @@ from addnorm.service.server.connection import wrong_head
 from addnorm.service.server.error_response import error_response, note_error
 from addnorm.service.server.table import Table
 from addnorm.service.wire.codec import openapi
-from addnorm.service.wire.codec.negotiation import slices
-from addnorm.service.wire.route import ASK, Parts
+from addnorm.service.wire.codec.negotiation import JSON, slices
+from addnorm.service.wire.route import ASK, Parts, PlainRoute, nothing_calls_it
 from addnorm.service.wire.serving import answer
 from addnorm.service.wire.telemetry.report import Reporter
 
@@ -58,9 +58,8 @@ class App:
         self._table, self._parts, self._entrance = table, parts, entrance
         self._reporter, self._paths = reporter, paths
         self._origins = Origins(parts.settings, entrance.keys)
-        # FastAPI's own layers, and those that instrumentation puts around them, answer 500 to every
-        # exception that reaches them: what its routes raise is answered before
-        self._fastapi = _fastapi(table, parts, Middleware(self._catch_errors))
+        self.state = SimpleNamespace(parts=parts)  # for functions of plain routes
+        self._router = _router(table)
         self._app = self._catch_errors(self._serve)
         if parts.settings.cors_origins:
             self._app = CORSMiddleware(
@@ -83,7 +82,7 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Begins the ask, and reports it at its end."""
         if scope["type"] != "http":
-            await self._fastapi(scope, receive, send)
+            await self._router(scope, receive, send)
             return
         sent = dict(reversed(scope["headers"]))  # of several equal names the first
         state = scope.setdefault("state", {})
@@ -114,6 +113,32 @@ class App:
             self._reporter.report(scope, ask)
             del state[ASK]  # an idle connection must not keep the ask, and with it a model
 
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI document of all routes. Takes a while, and memory for FastAPI."""
+        # not `fastapi.FastAPI`: in its place OpenTelemetry's auto-instrumentation puts a class of
+        # its own
+        from fastapi.applications import FastAPI
+
+        protocols = self._table.protocols
+        app = FastAPI(
+            title="Addnorm",
+            description="Padded token batches with masks in, normalized activations and logits"
+            " out. The same sequence gives the same bits, whatever the padding, whoever shares the"
+            " batch.",
+            version=VERSION,
+            openapi_tags=[
+                {"name": each.tag, "externalDocs": {"url": each.reference}}
+                for each in protocols
+                if each.reference
+            ],
+            openapi_url=None,
+        )
+        for protocol in protocols:
+            for row in protocol.routes:
+                options = row.documentation(protocol.errors)
+                app.add_api_route(row.path, tags=[protocol.tag], **options)
+        return openapi.document(app)
+
     def _catch_errors(self, app: ASGIApp) -> ASGIApp:
         """The application, and an answer to whatever it raises."""
 
@@ -135,7 +160,7 @@ class App:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Rejects by the head: pages of other origins, what the connection found, callers who may
         not use the path, and those with too many requests under way. Then the row's answer is made
-        and sent, or FastAPI has the path."""
+        and sent, or a plain route has the path."""
         ask: Ask = scope["state"][ASK]
         method, path = scope["method"], scope["path"]
         self._origins.check(scope)
@@ -150,7 +175,7 @@ class App:
             own_path = path.removeprefix(scope.get("root_path", ""))
             match = self._table.find(own_path) if method == "POST" else None
             if match is None:
-                await self._fastapi(scope, receive, send)
+                await self._router({**scope, "app": self}, receive, send)
                 return
             scope["route"] = route = match[0]
             ask.route, ask.names = route.path, match[1]
@@ -269,39 +294,28 @@ class ForOtherServers:
                 leaving.cancel()
 
 
-class Documented(FastAPI):
-    """FastAPI, with this project's OpenAPI document."""
+class _Served(StarletteRoute):
+    """Tells the report its path, also where it does not serve the method."""
 
-    def openapi(self) -> dict[str, Any]:
-        return openapi.document(self)
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, child_scope = super().matches(scope)
+        return match, {**child_scope, "route": self}
 
 
-def _fastapi(table: Table, parts: Parts, errors: Middleware) -> FastAPI:
-    app = Documented(
-        middleware=[errors],
-        telemetry={"tracing": False, "metrics": False, "logs": False},  # has its own spans
-        title="Addnorm",
-        description="Padded token batches with masks in, normalized activations and logits out. "
-        "The same sequence gives the same bits, whatever the padding, whoever shares the batch.",
-        version=VERSION,
-        openapi_tags=[
-            {"name": each.tag, "externalDocs": {"url": each.reference}}
-            for each in table.protocols
-            if each.reference
+def _router(table: Table) -> Router:
+    """Serves the plain routes, and tells which methods the others have. Errors pass through it."""
+    return Router(
+        [
+            _Served(row.path, partial(_answer, row), methods=[row.method])
+            if isinstance(row, PlainRoute)
+            else _Served(row.path, nothing_calls_it, methods=["POST"])
+            for protocol in table.protocols
+            for row in protocol.routes
         ],
-        openapi_url=None,  # operations.py has a route that makes the document off the event loop
-        docs_url=None,
-        redoc_url=None,
         redirect_slashes=False,  # to wherever the caller's Host header says
     )
-    app.state.parts = parts
-    for protocol in table.protocols:
-        for row in protocol.routes:
-            app.add_api_route(row.path, tags=[protocol.tag], **row.documentation(protocol.errors))
-    app.add_exception_handler(HTTPException, _pass_on)
-    return app
 
 
-async def _pass_on(request: Request, error: Exception) -> Response:
-    """To `_catch_errors`, instead of a response of FastAPI's own."""
-    raise error
+async def _answer(row: PlainRoute, request: Request) -> Response:
+    answer = await row.answer(request, **request.path_params)
+    return answer if isinstance(answer, Response) else Response(to_json(answer), media_type=JSON)

@@ -76,7 +76,7 @@ class Table:
 
     def find(self, path: str) -> tuple[Route, Mapping[str, str]] | None:
         """The row that is asked by POST, and the names that the path has: a model, a version. None:
-        FastAPI has the path, or nobody."""
+        a plain route has the path, or nobody."""
         if row := self._by_path.get(path):
             return row, {}
         for pattern, _, convertors, row in self._by_pattern:

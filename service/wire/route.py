@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from fastapi import Request
 from pydantic import BaseModel
+from starlette.requests import Request
 
 from addnorm.service.asking.answer import Answers
 from addnorm.service.asking.ask import Ask, Envelope
@@ -81,7 +81,7 @@ class Route:
 
     @cached_property
     def path_format(self) -> str:
-        """The route's name in the report, as FastAPI's routes have it."""
+        """The route's name in the report, as Starlette's routes have it."""
         return PARAMETER.sub(r"{\1}", self.path)
 
     def documentation(self, errors: ErrorFormat) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Route:
         operation |= json_body(self.body, self.examples, self.is_ours, **self.media_types)
         operation["parameters"] = [*path_parameters, DEADLINE]
         return {
-            "endpoint": _nothing_calls_it,
+            "endpoint": nothing_calls_it,
             "methods": ["POST"],
             "name": self.name,
             "summary": self.summary,
@@ -111,7 +111,7 @@ class Route:
         }
 
 
-async def _nothing_calls_it() -> None:
+async def nothing_calls_it() -> None:
     # no docstring, as FastAPI would show it
     raise AssertionError("a row of the table is served by it")
 
@@ -134,12 +134,13 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class FastApiRoute:
-    """A row that FastAPI serves: it has no body, or its function reads it.
+class PlainRoute:
+    """A row whose function takes the request as it came: it has no body, or the function reads it.
 
-    answer: FastAPI's; `parts_of` gives it the server's parts. summary: None: not documented. name:
-    what generated clients call it; None: what FastAPI makes of the function's and the path.
-    documented: more arguments of FastAPI's.
+    answer: takes the request, and the path's parameters by name; makes a response, or what is sent
+    as JSON; `parts_of` gives it the server's parts. summary: None: not documented. name: what
+    generated clients call it; None: what FastAPI makes of the function's and the path. documented:
+    more arguments of FastAPI's.
     """
 
     path: str
@@ -165,7 +166,7 @@ class FastApiRoute:
 
 
 def parts_of(request: Request) -> Parts:
-    """The server's, for a function that FastAPI calls."""
+    """The server's, for the function of a plain route."""
     parts: Parts = request.app.state.parts
     return parts
 
@@ -175,7 +176,7 @@ class Protocol:
     """One dialect: `PROTOCOLS` of `table.py` are those that are served."""
 
     tag: str  # of the documentation
-    routes: tuple[Route | FastApiRoute, ...]  # in the documentation's order
+    routes: tuple[Route | PlainRoute, ...]  # in the documentation's order
     errors: ErrorFormat
     reference: str = ""  # the page of who made the dialect, which describes its answers
     beginning: str = ""  # of paths that are this dialect's, also those that are not served

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from fastapi import Request
+from starlette.requests import Request
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.scheduler import Scheduler
@@ -23,7 +23,7 @@ from addnorm.service.errors import OutOfMemory
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
-from addnorm.service.wire.route import FastApiRoute, Protocol
+from addnorm.service.wire.route import PlainRoute, Protocol
 from tests.support.asks import ask_for
 from tests.support.scheduling import gate_of, of_lengths, submit_to
 from tests.support.waiting import PATIENCE_S
@@ -42,7 +42,7 @@ def test_the_caller_is_told_to_come_back_and_the_log_has_one_line(
     async def too_large(request: Request) -> None:
         np.empty(2**55)
 
-    large = Protocol(tag="", errors=OPENAI_ERRORS, routes=(FastApiRoute("/large", too_large),))
+    large = Protocol(tag="", errors=OPENAI_ERRORS, routes=(PlainRoute("/large", too_large),))
     service = build(few, Settings(worker_threads=1), protocols=(large,))
 
     async def ask() -> httpx.Response:

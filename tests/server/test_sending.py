@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 import httpx
 import orjson
 import pytest
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from addnorm.service.asking.answer import QUICK_BYTES
 from addnorm.service.asking.ask import Ask
@@ -22,7 +23,7 @@ from addnorm.service.settings import Settings
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
-from addnorm.service.wire.route import FastApiRoute, Protocol, Route
+from addnorm.service.wire.route import PlainRoute, Protocol, Route
 from addnorm.service.wire.serving import ANSWER_BYTES
 from tests.conftest import OWN, client_of
 from tests.support.waiting import PATIENCE_S, eventually, runs_held_up
@@ -79,7 +80,7 @@ def served(few: Models) -> Iterator[Served]:
     )
     protocol = Protocol(
         tag="sized",
-        routes=(sized, FastApiRoute("/sized", get), FastApiRoute("/open", get)),
+        routes=(sized, PlainRoute("/sized", get), PlainRoute("/open", get)),
         errors=OPENAI_ERRORS,
         scopes={"/open": None},
     )

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from fastapi.utils import generate_unique_id
 from numpy.typing import NDArray
 
 from addnorm.service.asking.ask import Ask
@@ -23,7 +22,7 @@ from addnorm.service.engine.outputs import Pooled
 from addnorm.service.errors import InvalidInput, UnknownField
 from addnorm.service.wire.codec.decoding import RawRequest, Tools
 from addnorm.service.wire.codec.negotiation import JSON, OCTETS, written
-from addnorm.service.wire.codec.openapi import body_schema
+from addnorm.service.wire.codec.openapi import body_schema, by_name_and_path
 from addnorm.service.wire.codec.payload import Encode, Payload
 from addnorm.service.wire.codec.safetensors_body import raw_bytes
 from addnorm.service.wire.route import Route
@@ -235,7 +234,7 @@ def _documentation(*names: str) -> dict[str, Any]:
             "parameters": [*of_path, LENGTH],
             "requestBody": {"required": True, "content": {JSON: as_json, OCTETS: BINARY}},
         },
-        "generate_unique_id_function": generate_unique_id,
+        "generate_unique_id_function": by_name_and_path,
     }
 
 

@@ -7,7 +7,8 @@ read them all.
 from typing import Any
 
 import orjson
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from addnorm.service import VERSION
 from addnorm.service.dialects.kserve import tensors
@@ -17,7 +18,7 @@ from addnorm.service.engine.target import Sum
 from addnorm.service.errors import MethodNotAllowed
 from addnorm.service.wire.codec.negotiation import JSON
 from addnorm.service.wire.dialect_errors import V2_ERRORS
-from addnorm.service.wire.route import FastApiRoute, Parts, parts_of
+from addnorm.service.wire.route import Parts, PlainRoute, parts_of
 
 PLATFORM, BACKEND = "onnxruntime_onnx", "onnxruntime"
 # Not schedule_policy: `timeout` is honoured, `priority` is not.
@@ -136,15 +137,13 @@ def ref(models: Models, model: str, version: str | None = None) -> str:
 
 MODEL, VERSION_OF_MODEL = "/v2/models/{model:path}", "/v2/models/{model:path}/versions/{version}"
 ROUTES = (
-    FastApiRoute("/v2", server_metadata, "The server's name, version and extensions"),
-    FastApiRoute(
-        "/v2/health/live", live, "The process answers, and can go on", V2_ERRORS.only(503)
-    ),
-    FastApiRoute(
+    PlainRoute("/v2", server_metadata, "The server's name, version and extensions"),
+    PlainRoute("/v2/health/live", live, "The process answers, and can go on", V2_ERRORS.only(503)),
+    PlainRoute(
         "/v2/health/ready", ready, "Every model gives its known answer", V2_ERRORS.only(503)
     ),
     *(
-        FastApiRoute(path, answer, summary, V2_ERRORS.documented)
+        PlainRoute(path, answer, summary, V2_ERRORS.documented)
         for path, answer, summary in (
             (f"{VERSION_OF_MODEL}/config", version_config, "One version's configuration"),
             (f"{MODEL}/config", model_config, "A model's configuration"),
@@ -229,7 +228,7 @@ def _duration(total: Sum) -> dict[str, int]:
 
 
 STATISTICS = tuple(
-    FastApiRoute(
+    PlainRoute(
         path, answer, summary, V2_ERRORS.documented, documented={"response_model": dict[str, Any]}
     )
     for path, answer, summary in (

@@ -8,8 +8,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from fastapi import Request, Response
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.engine.names import read_pin
@@ -18,7 +19,7 @@ from addnorm.service.wire.codec.negotiation import JSON
 from addnorm.service.wire.codec.openapi import body_schema
 from addnorm.service.wire.codec.validation import Body
 from addnorm.service.wire.dialect_errors import V2_ERRORS
-from addnorm.service.wire.route import FastApiRoute, Parts, parts_of
+from addnorm.service.wire.route import Parts, PlainRoute, parts_of
 from addnorm.service.wire.serving import receive_body
 
 log = logging.getLogger("addnorm")
@@ -122,11 +123,11 @@ def _check_open(parts: Parts) -> None:
 
 def _route(
     path: str, answer: Callable[..., Any], summary: str, body: type[BaseModel], **documented: Any
-) -> FastApiRoute:
+) -> PlainRoute:
     content = {"required": False, "content": {JSON: {"schema": body_schema(body, is_closed=True)}}}
     errors = {**V2_ERRORS.documented, 403: CLOSED}
     documented["openapi_extra"] = {"requestBody": content}
-    return FastApiRoute(path, answer, summary, errors, method="POST", documented=documented)
+    return PlainRoute(path, answer, summary, errors, method="POST", documented=documented)
 
 
 MODELS = "/v2/repository/models"

@@ -1,18 +1,19 @@
 """The OpenAPI document beyond what FastAPI sees: bodies read by routes, examples."""
 
+import re
 from collections.abc import Mapping
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from addnorm.service.engine.manifest import WindowRule
 from addnorm.service.wire.codec.negotiation import JSON
 
-FASTAPIS_422 = "HTTPValidationError"  # the schema of its body
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from fastapi.routing import APIRoute
+
 COMPONENTS = "#/components/schemas/"
 ABOUT = ("title", "description", "default")  # what a schema says of a field beside its values
 NULL = {"type": "null"}
@@ -29,9 +30,21 @@ DEADLINE: dict[str, Any] = {
 }
 
 
-def by_name(route: APIRoute) -> str:
+def by_name(route: "APIRoute") -> str:
     """The name that a generated client gives the operation."""
     return route.name
+
+
+def by_name_and_path(route: "APIRoute") -> str:
+    """The same of a route that has several paths, as FastAPI makes it."""
+    return re.sub(r"\W", "_", f"{route.name}{route.path_format}") + "_post"
+
+
+def query(name: str, description: str) -> dict[str, Any]:
+    """Documents a parameter of the query, which may be left out."""
+    schema = {"anyOf": [{"type": "string"}, NULL], "title": name.capitalize()}
+    parameter = {"name": name, "in": "query", "required": False, "schema": schema}
+    return {"openapi_extra": {"parameters": [{**parameter, "description": description}]}}
 
 
 def examples(by_title: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,8 +94,10 @@ def _as_read(node: Any, is_closed: bool) -> Any:
     return node
 
 
-def document(app: FastAPI) -> dict[str, Any]:
+def document(app: "FastAPI") -> dict[str, Any]:
     """FastAPI's document, with bodies' schemas among the components, for generated clients."""
+    from fastapi.openapi.utils import get_openapi  # takes a while to import
+
     if app.openapi_schema is None:
         openapi = get_openapi(
             title=app.title,
