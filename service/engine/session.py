@@ -21,6 +21,9 @@ Providers = Sequence[tuple[str, dict[str, str]]]  # by name, with their options
 SPIN_US = 50
 
 
+PACKED = "addnorm-"  # begins the names of the folders of packed weights
+
+
 class Packing(NamedTuple):
     """The way in which two sessions share the packed weights of a graph.
 
@@ -59,7 +62,7 @@ def open_sessions(
         session = open_session(graph, fits_16_bits)
         return Sessions(session, session)
     try:
-        with TemporaryDirectory(prefix="addnorm-", dir=packing.folder) as folder:
+        with TemporaryDirectory(prefix=PACKED, dir=packing.folder) as folder:
             packed_graph, free_bytes = Path(folder) / graph.name, packing.free_bytes(folder)
             try:
                 _pack(graph, packed_graph, fits_16_bits, packing.min_bytes)

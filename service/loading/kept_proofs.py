@@ -11,7 +11,7 @@ with the manifest before, and the bits of short sequences are computed and compa
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -57,10 +57,12 @@ def find(model: Model, settings: Settings, folder: Path) -> Mapping[str, Proof]:
     return proofs
 
 
-def keep(model: Model, settings: Settings, folder: Path) -> None:
-    """Keeps what was proved and measured of each precision, unless that is kept already. Does
-    nothing where nothing can be written."""
-    for precision in _provable(model):
+def keep(
+    model: Model, settings: Settings, folder: Path, kept_precisions: Collection[str] = ()
+) -> None:
+    """Keeps what was proved and measured of each precision, unless it is one of the
+    kept_precisions. Does nothing where nothing can be written."""
+    for precision in set(_provable(model)).difference(kept_precisions):
         engine, target = model.engines[precision], model.targets[precision]
         file = _file(model, precision, settings, folder)
         proof = Proof(

@@ -18,7 +18,7 @@ from addnorm.service.engine.model import Model, Reproduction
 from addnorm.service.engine.names import read_aliases, read_pins
 from addnorm.service.engine.registry import WORDS, Models, Root
 from addnorm.service.engine.selfcheck import SequenceRows, unequal
-from addnorm.service.engine.session import runs_in_words
+from addnorm.service.engine.session import PACKED, runs_in_words
 from addnorm.service.errors import StartupError
 from addnorm.service.loading import folders, kept_proofs
 from addnorm.service.loading.kept_proofs import Proof
@@ -84,8 +84,10 @@ def load(
         model.warm_up(predecessor, proofs)
         check(model, proofs)
         if proofs_folder and not predecessor:  # beside which no speed is measured
-            kept_proofs.keep(model, settings, proofs_folder)
-    memory.give_back()  # what packed weights and proofs took
+            kept_proofs.keep(model, settings, proofs_folder, proofs.keys())
+    # what packing and proofs took: both sessions map all weights, and each counts them
+    memory.give_back()
+    memory.let_go(f"/{PACKED}")
     # which engines have other bits than other machines may have
     for precision, reproduction in model.reproductions.items():
         engine_name = f"{model.bundle.ref} {precision}"
