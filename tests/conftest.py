@@ -5,22 +5,17 @@ import json
 import os
 import subprocess
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import httpx
 import pytest
 import torch
-from fastapi import FastAPI
 from filelock import FileLock
 from opentelemetry.trace import Tracer
-from starlette.routing import BaseRoute
 
 from addnorm.export import sources
 from addnorm.export.exporting import export
@@ -38,7 +33,6 @@ from addnorm.service.server.connection import Connection
 from addnorm.service.server.process import Server
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
-from addnorm.service.wire.codec import openapi
 from tests.support import exports, multi_vector, opt_in, web
 from tests.support.exports import shared_exports
 from tests.support.gliner_folders import export_both
@@ -115,26 +109,6 @@ def exports_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     """What PyTorch's exporter made for one test or process serves the others too."""
     exports.share(made_once(tmp_path_factory, "exports", Path.mkdir))
     with shared_exports():
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def routes_documented_once() -> Iterator[None]:
-    """FastAPI takes a seventh of a second for the routes of each server, and each certificate
-    builds two. Equal routes are one here."""
-    routes_by_path = defaultdict[str, list[tuple[dict[str, Any], BaseRoute]]](list)
-    add = FastAPI.add_api_route
-
-    def add_known(app: FastAPI, path: str, **options: Any) -> None:
-        route = next((route for body, route in routes_by_path[path] if body == options), None)
-        if route is None:
-            add(apart := FastAPI(), path, **options)
-            route = apart.router.routes[-1]
-            routes_by_path[path].append((options, route))
-        app.router.routes.append(route)
-
-    schemas = mock.patch.object(openapi, "body_schema", cache(openapi.body_schema))
-    with mock.patch.object(FastAPI, "add_api_route", add_known), schemas:
         yield
 
 

@@ -14,7 +14,6 @@ TESTS = Path(__file__).parent
 ERRS = "a step of the export errs, which no caller may choose"
 REMAINING = {  # file -> how many, why
     "cluster/test_ray_serve.py": (1, "logging's own state, put back afterwards"),
-    "conftest.py": (2, "the routes of all servers are documented once"),
     "corpus/test_embed_command.py": (1, "the system's rename, and a kill within any step"),
     "export/test_certificate.py": (4, ERRS),
     "export/test_command_lines.py": (1, "the current folder, from which code is imported"),

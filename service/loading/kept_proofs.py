@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from addnorm.service.engine import files
 from addnorm.service.engine.device.processor import processor
@@ -86,16 +86,28 @@ def _provable(model: Model) -> list[str]:
 
 
 def _file(model: Model, precision: str, settings: Settings, folder: Path) -> Path:
-    engine, bundle = model.engines[precision], model.bundle
-    here = Fingerprint.here(bundle.manifest_sha256, precision, engine.fingerprint.provider)
+    provider, bundle = model.engines[precision].fingerprint.provider, model.bundle
+    here = Fingerprint.here(bundle.manifest_sha256, precision, provider)
+    name = name_of(here, bundle.certificate or {}, processor().name, settings)
+    return folder / f"{name}.json"
+
+
+def name_of(
+    fingerprint: Fingerprint,
+    certificate: Mapping[str, Any],
+    processor_name: str,
+    settings: Settings,
+) -> str:
+    """Digest of all that a proof depends on. fingerprint: of an engine of which nothing is proved
+    yet, and so with the processor's kind."""
     parts = {
-        **here.parts(),
-        "processor_name": processor().name,
-        "certificate": digest_of(bundle.certificate or {}),
+        **fingerprint.parts(),
+        "certificate": digest_of(certificate),
+        "processor_name": processor_name,
         "num_cores": settings.num_cores,
         "token_budget": settings.token_budget,
     }
-    return folder / f"{digest_of(parts)}.json"
+    return digest_of(parts)
 
 
 def _short_bits(model: Model, precision: str) -> str:

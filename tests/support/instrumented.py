@@ -22,6 +22,7 @@ ASKED = [
     ("GET", "/nowhere", None),
     ("GET", "/v1/embeddings", None),
     ("GET", "/v1/models/other", None),
+    ("GET", "/openapi.json", None),
     ("POST", "/v1/tokenize", {}),
     ("POST", "/v1/embeddings", {"model": "notebook", "input": [1, 3]}),
     ("POST", "/v1/embeddings", {"model": "other", "input": [1, 3]}),
