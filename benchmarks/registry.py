@@ -98,10 +98,11 @@ EXPERIMENTS = {
         (TRAINED, SERVED),
     ),
     "cold": Experiment(
-        "from `addnorm serve` to the first answer, exported before or not, and after idleness",
+        "from `addnorm serve` to the first answer, exported or proved before or not, and after"
+        " idleness; beside a naive server's start",
         "benchmarks.cold:run",
-        6,
-        (BERT,),
+        8,
+        (BERT, SERVED, "bundles/minilm-padded"),
     ),
     "corpus": Experiment(
         "`addnorm embed`: tokens per second beside the engine alone",
