@@ -101,9 +101,9 @@ def run(options: Options) -> Findings:
     return Findings(f"{table(COLUMNS, rows)}\n\n{sentences}", missed, figures)
 
 
-def _serve(model: Path, folder: str, *options: str) -> Program:
+def _serve(model: Path, folder: str) -> Program:
     words = ["addnorm", "serve", str(model), "--kept", folder, "--log-level", "warning"]
-    return Program([*words, *options, "--port"], "/embed", TEXT)
+    return Program([*words, "--port"], "/embed", TEXT)
 
 
 def _start(program: Program) -> Start:

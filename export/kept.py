@@ -7,6 +7,7 @@ is exported once, and found again without PyTorch.
     KEPT/folders/           of each checkpoint's folder the digests of its files, and its keys
     KEPT/<key>.new/         while it is exported
     KEPT/locks/             one start exports, others wait for it
+    KEPT/proofs/            what `addnorm serve` proved of each bundle here: see kept_proofs.py
 """
 
 import json

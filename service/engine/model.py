@@ -150,21 +150,19 @@ class Model:
 
         predecessor: the version that runs now. If it is as quick, by its manifest, its budgets and
         rates are taken: while it works, nothing can be measured. speeds: by precision, those that
-        were measured at an earlier start.
+        were measured at an earlier start, of engines that have run already.
         """
         facts = self.bundle.manifest.speed_facts
         is_as_quick = predecessor and predecessor.bundle.manifest.speed_facts == facts
         old_speeds = {**speeds, **(predecessor.targets if predecessor and is_as_quick else {})}
         for precision, engine in self.engines.items():
-            target, old_speed = self.targets[precision], old_speeds.get(precision)
-            seconds = 0.0 if old_speed else WARM_UP_S / len(self.engines)
-            rates = measure_rates(engine, self.bundle.manifest.limits, seconds)
-            target.tokens_per_s = max(rates.values())
-            if old_speed:
-                target.token_budget, target.tokens_per_s = (
-                    old_speed.token_budget,
-                    old_speed.tokens_per_s,
-                )
+            target, speed = self.targets[precision], old_speeds.get(precision)
+            if precision not in speeds:
+                seconds = 0.0 if speed else WARM_UP_S / len(self.engines)
+                rates = measure_rates(engine, self.bundle.manifest.limits, seconds)
+                target.tokens_per_s = max(rates.values())
+            if speed:
+                target.token_budget, target.tokens_per_s = speed.token_budget, speed.tokens_per_s
             elif not self.token_budget:
                 target.token_budget = budget = best_budget(rates)
                 log.info("%s %s: %d tokens a micro-batch", self.bundle.ref, precision, budget)

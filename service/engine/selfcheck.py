@@ -1,7 +1,7 @@
 """Checks that a loaded engine is batch-invariant: a sequence gives the same bits alone, co-batched
 and padded.
 
-Used at every load and, with more cases, by the certificate.
+Used at a load whose proof is not kept and, with more cases, by the certificate.
 """
 
 import math

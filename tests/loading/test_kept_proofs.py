@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.batch import Batch, Rows
 from addnorm.service.engine.engine import Engine, OpenEngine
 from addnorm.service.engine.fingerprint import ANY, Fingerprint
 from addnorm.service.engine.model import Model
 from addnorm.service.errors import StartupError
 from addnorm.service.loading import kept_proofs, loader
 from addnorm.service.settings import Settings
-from tests.loading.test_known_answers import OnGpu, VariantPadded
+from tests.loading.test_known_answers import OnGpu, VariantPadded, round_up
 
 SETTINGS = Settings(worker_threads=2)
 BUDGET = 77  # that no measurement chooses
@@ -138,3 +139,22 @@ def test_where_nothing_can_be_written_it_is_served(start: Start, folder: Path) -
     folder.parent.parent.mkdir(exist_ok=True)
     folder.parent.write_text("a file in place of the folder")
     assert start().is_loaded
+
+
+class OtherOnOneThread(Engine):
+    """A machine on which the two sessions have come to differ."""
+
+    def run(self, batch: Batch) -> Rows:
+        rows = super().run(batch)
+        if len(batch) > 1:
+            round_up(rows.activations[0])
+        return rows
+
+
+def test_other_bits_on_one_thread_than_on_all_cores_are_not_served(
+    start: Start, folder: Path
+) -> None:
+    start()
+    mark(folder)
+    with pytest.raises(StartupError, match="on one thread differ from the same on all cores"):
+        start(engine=OtherOnOneThread)
