@@ -52,7 +52,9 @@ def find(model: Model, settings: Settings, folder: Path) -> Mapping[str, Proof]:
         with suppress(OSError, TooLarge, ValueError, TypeError):  # it is proved anew
             if time.time() < file.stat().st_mtime + KEPT_S:
                 proof = Proof(**json.loads(files.read(file, MOST_BYTES)))
-                proof = proof._replace(reproduction=Reproduction(*proof.reproduction))
+                is_equal, reason, different = proof.reproduction
+                reproduction = Reproduction(is_equal, reason, tuple(different))
+                proof = proof._replace(reproduction=reproduction)
                 if proof.short_bits == _short_bits(model, precision):
                     proofs[precision] = proof
     return proofs

@@ -175,7 +175,8 @@ class App:
             own_path = path.removeprefix(scope.get("root_path", ""))
             match = self._table.find(own_path) if method == "POST" else None
             if match is None:
-                await self._router({**scope, "app": self}, receive, send)
+                scope["app"] = self
+                await self._router(scope, receive, send)
                 return
             scope["route"] = route = match[0]
             ask.route, ask.names = route.path, match[1]
