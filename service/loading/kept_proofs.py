@@ -48,16 +48,22 @@ def find(model: Model, settings: Settings, folder: Path) -> Mapping[str, Proof]:
     """The kept proofs by precision, of those that give the same bits now."""
     proofs = {}
     for precision in _provable(model):
-        file = _file(model, precision, settings, folder)
-        with suppress(OSError, TooLarge, ValueError, TypeError):  # it is proved anew
-            if time.time() < file.stat().st_mtime + KEPT_S:
-                proof = Proof(**json.loads(files.read(file, MOST_BYTES)))
-                is_equal, reason, different = proof.reproduction
-                reproduction = Reproduction(is_equal, reason, tuple(different))
-                proof = proof._replace(reproduction=reproduction)
-                if proof.short_bits == _short_bits(model, precision):
-                    proofs[precision] = proof
+        proof = _read(_file(model, precision, settings, folder))
+        if proof and proof.short_bits == _short_bits(model, precision):
+            proofs[precision] = proof
     return proofs
+
+
+def _read(file: Path) -> Proof | None:
+    """None if there is none, or one that is broken or too old."""
+    try:
+        if time.time() > file.stat().st_mtime + KEPT_S:
+            return None
+        proof = Proof(**json.loads(files.read(file, MOST_BYTES)))
+        is_equal, reason, different = proof.reproduction
+    except (OSError, TooLarge, ValueError, TypeError):
+        return None
+    return proof._replace(reproduction=Reproduction(is_equal, reason, tuple(different)))
 
 
 def keep(
