@@ -185,7 +185,7 @@ def _models_by_name(models: Models) -> Iterator[tuple[str, Model]]:
             yield name, model
 
 
-async def version() -> dict[str, str]:
+async def version(request: Request) -> dict[str, str]:
     return {"version": VERSION}
 
 

@@ -210,7 +210,7 @@ async def tokenizer_info(request: Request) -> dict[str, str | None]:
     return {**tokens_by_name, "chat_template": None}
 
 
-async def version() -> dict[str, str]:
+async def version(request: Request) -> dict[str, str]:
     return {"version": VERSION}
 
 

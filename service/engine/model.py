@@ -41,8 +41,11 @@ class Runner(NamedTuple):
 class Speed(Protocol):
     """What warm-up measures."""
 
-    token_budget: int
-    tokens_per_s: float | None
+    @property
+    def token_budget(self) -> int: ...
+
+    @property
+    def tokens_per_s(self) -> float | None: ...
 
 
 class Reproduction(NamedTuple):
