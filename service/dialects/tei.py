@@ -275,7 +275,7 @@ async def similarity(body: TeiSimilarityRequest, ask: Ask, tools: Tools) -> Json
     texts = texts._replace(left=options.left, named=source_or_sentence)
     ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
     ask.outputs, ask.field = (Pooled.for_comparison(model.bundle),), FIELD
-    return replace(compared(model), times=partial(_times, sum(texts.sizes())))
+    return replace(compared(model), times=partial(_times, sum(map(len, strings))))
 
 
 async def predict(body: TeiPredictRequest, ask: Ask, tools: Tools) -> JsonAnswer:

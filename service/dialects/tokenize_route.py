@@ -161,7 +161,9 @@ async def tokenize(body: TokenizeRequest, ask: Ask, tools: Tools) -> Payload | b
         texts = TextsToTokenize.typed("texts", body.texts, truncate, model, body.input_type)
     else:
         raise InvalidInput(
-            "input_type and a prompt are both set: send one of them", param="input_type"
+            f"input_type is {body.input_type!r}, and the prompt {prompt_name[:60]!r} is set as"
+            " well: send one of them, because the input type chooses the prompt",
+            param="input_type",
         )
     tokenizer = tools.texts.tokenizer(texts)
     # texts that are too long are shown too, so that callers see by how much
