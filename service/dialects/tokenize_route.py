@@ -23,9 +23,9 @@ from addnorm.service.wire.texts.texts import (
     PROMPT_NAME,
     Shown,
     Texts,
-    TextsToTokenize,
     column,
 )
+from addnorm.service.wire.texts.wish import Wish
 
 MAX_IDS = 10_000  # whose tokens one request may ask for: they are looked up on the event loop
 
@@ -120,8 +120,8 @@ def _encode_texts(
 
 async def tokenize(body: TokenizeRequest, ask: Ask, tools: Tools) -> Payload | bytes:
     """InvalidInput names the field."""
-    model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name)
     if (rows := body.input_ids) is not None:  # their tokens, as the vocabulary writes them
+        model, _ = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name)
         if body.texts is not None:
             raise InvalidInput(
                 "texts and input_ids are both set: send one of them", param="input_ids"
@@ -154,21 +154,19 @@ async def tokenize(body: TokenizeRequest, ask: Ask, tools: Tools) -> Payload | b
         )
     if body.texts is None:
         raise InvalidInput("texts is missing: send texts, or input_ids", param="texts")
-    truncate = tools.texts.cuts(body.truncate)
-    if body.input_type is None:
-        texts = TextsToTokenize.prompted("texts", body.texts, truncate, model, prompt_name)
-    elif prompt_name is None:
-        texts = TextsToTokenize.typed("texts", body.texts, truncate, model, body.input_type)
-    else:
-        raise InvalidInput(
-            f"input_type is {body.input_type!r}, and the prompt {prompt_name[:60]!r} is set as"
-            " well: send one of them, because the input type chooses the prompt",
-            param="input_type",
-        )
+    wish = Wish(
+        model=body.model,
+        field="texts",
+        texts=body.texts,
+        prompt_name=body.prompt_name,
+        exact_type=body.input_type,
+        truncate=body.truncate,
+    )
+    texts = wish.to_tokenize(ask, tools)
     tokenizer = tools.texts.tokenizer(texts)
     # texts that are too long are shown too, so that callers see by how much
-    work = partial(_encode_texts, tokenizer, truncate, ask.cut)
-    join = partial(_answer, model, tokenizer.max_text_tokens)
+    work = partial(_encode_texts, tokenizer, texts.truncate, ask.cut)
+    join = partial(_answer, texts.model, tokenizer.max_text_tokens)
     return await tools.texts.tokenize_with(texts, work, ask, join)
 
 

@@ -22,7 +22,8 @@ from addnorm.service.wire.texts.text_tasks import (
     TagOptions,
     ZeroShotOptions,
 )
-from addnorm.service.wire.texts.texts import PRECISION, PROMPT_NAME, Texts, TextsToTokenize
+from addnorm.service.wire.texts.texts import PRECISION, PROMPT_NAME, Texts
+from addnorm.service.wire.texts.wish import Wish
 
 
 class TextsRequest(Strict):
@@ -127,12 +128,16 @@ async def infer(
     task: Task, run: Callable[..., Awaitable[Finish]], body: TextsRequest, ask: Ask, tools: Tools
 ) -> Encode:
     """run: see `texts/text_tasks.py`. InvalidInput names the field."""
-    model, prompt = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name, task)
-    truncate = tools.texts.cuts(body.truncate)
-    texts = TextsToTokenize.prompted("texts", body.texts, truncate, model, prompt)
-    texts = texts._replace(sent_truncate=body.truncate)
-    ask.precision = body.precision or ask.precision
-    finish = await run(ask, tools, texts, body)
+    wish = Wish(
+        model=body.model,
+        task=task,
+        precision=body.precision,
+        field="texts",
+        texts=body.texts,
+        prompt_name=body.prompt_name,
+        truncate=body.truncate,
+    )
+    finish = await run(ask, tools, wish.to_tokenize(ask, tools), body)
     return JsonAnswer(
         lambda ask: {
             "model": ask.model.answered_name,

@@ -124,7 +124,7 @@ async def _extract(
             checkpoint()
 
     ask.outputs = (NameLogits([row.places for row in rows if row.words]),)
-    ask.field, num_words = texts.field, sum(len(row.words) for row in rows)
+    num_words = sum(len(row.words) for row in rows)
     ask.answer_bytes = NAME_BYTES * num_words + 2 * json_bytes(map(str, texts.texts))
     return finish
 
