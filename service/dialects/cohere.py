@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.asking.tasks.classification import Function
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.manifest import Precision
 from addnorm.service.engine.outputs.output import JSON_BYTES_PER_BYTE, JSON_BYTES_PER_FLOAT
@@ -21,14 +20,13 @@ from addnorm.service.engine.outputs.values import VectorDType
 from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode, base64_of
-from addnorm.service.wire.codec.validation import Strict, agreed
+from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.dialect_errors import COHERE_ERRORS
 from addnorm.service.wire.route import Protocol, Route
 from addnorm.service.wire.texts.json_answers import Ranking, usage
-from addnorm.service.wire.texts.reranking import RerankOptions, pairs
-from addnorm.service.wire.texts.sequences import OneText, Strings, vectors
+from addnorm.service.wire.texts.reranking import BestOptions, pairs
+from addnorm.service.wire.texts.sequences import OneText, Strings, Wish, vectors
 from addnorm.service.wire.texts.texts import PRECISION, Truncation, query_with
-from addnorm.service.wire.texts.wish import Wish
 
 
 class Document(Strict, extra="allow"):
@@ -37,7 +35,7 @@ class Document(Strict, extra="allow"):
     text: str
 
 
-class RerankRequest(RerankOptions):
+class RerankRequest(BestOptions):
     """Cohere's fields; `raw_scores` is Infinity's, `precision` and `max_time_ms` are ours."""
 
     model: str | None = Field(None, description="By default the one model that can rerank.")
@@ -45,14 +43,8 @@ class RerankRequest(RerankOptions):
     documents: Annotated[list[str | Document], Field(fail_fast=True)] = Field(
         description="Each is scored with the query, as a pair. What is too long is cut."
     )
-    top_n: int | None = Field(
-        None, ge=0, description="Only the best so many; all by default, and for 0."
-    )
     return_documents: bool | None = Field(
         None, description="Whether the results have their documents."
-    )
-    raw_scores: bool = Field(
-        False, description="Whether scores are the model's own numbers, instead of 0 to 1."
     )
     precision: Precision | None = PRECISION
     max_tokens_per_doc: int | None = Field(
@@ -61,7 +53,6 @@ class RerankRequest(RerankOptions):
         description="Documents are cut to the model's limit only: with the query they may have at"
         " most so many tokens.",
     )
-    top_k: int | None = Field(None, ge=0, description="`top_n`, as Voyage calls it.")
     truncation: bool | None = Field(
         None, description="Voyage's: whether what is too long is cut, as by default."
     )
@@ -96,14 +87,12 @@ async def rerank(body: RerankRequest, ask: Ask, tools: Tools) -> Encode:
         can_cut=False,
         limit=("truncate_prompt_tokens", body.truncate_prompt_tokens),
     )
-    num_best = agreed(top_n=body.top_n, top_k=body.top_k) or None
     ranking = Ranking(
-        len(documents), partial(_entry, body), num_best, unscored=body.unscored("null")
+        len(documents), partial(_entry, body), body.num_best, unscored=body.unscored("null")
     )
-    function: Function = "none" if body.raw_scores else "sigmoid"
     sent_back = 2 * ask.num_body_bytes if body.return_documents else 0
     answer = await pairs(
-        wish, body, function, ask, tools, _rankings, ranking, answer_bytes=sent_back
+        wish, body, body.function, ask, tools, _rankings, ranking, answer_bytes=sent_back
     )
     # a document might have to be cut shorter than the model cuts it. Haystack always sends 4096,
     # which matters only where the model takes more

@@ -29,7 +29,7 @@ from addnorm.service.wire.dialect_errors import HUGGING_FACE_ERRORS
 from addnorm.service.wire.route import FastApiRoute, Protocol, Route, parts_of
 from addnorm.service.wire.texts import text_tasks
 from addnorm.service.wire.texts.json_answers import Finish, JsonAnswer, likeness
-from addnorm.service.wire.texts.sequences import Strings, vectors
+from addnorm.service.wire.texts.sequences import Strings, Wish, vectors
 from addnorm.service.wire.texts.text_tasks import (
     ClassifyOptions,
     FillMaskOptions,
@@ -38,7 +38,6 @@ from addnorm.service.wire.texts.text_tasks import (
     ZeroShotOptions,
 )
 from addnorm.service.wire.texts.texts import PROMPT_NAME, source_or_sentence
-from addnorm.service.wire.texts.wish import Wish
 
 
 class Sentences(Strict):

@@ -27,8 +27,7 @@ from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.dialect_errors import OLLAMA_ERRORS
 from addnorm.service.wire.route import FastApiRoute, Protocol, Route, parts_of
 from addnorm.service.wire.texts.json_answers import JsonAnswer
-from addnorm.service.wire.texts.sequences import OneOrSeveral, vectors
-from addnorm.service.wire.texts.wish import Wish
+from addnorm.service.wire.texts.sequences import OneOrSeveral, Wish, vectors
 
 
 class OllamaOptions(Strict):

@@ -26,9 +26,9 @@ from addnorm.service.wire.codec.validation import Strict, fit
 from addnorm.service.wire.dialect_errors import SYSTEM_ONE_ERRORS
 from addnorm.service.wire.route import Protocol, Route
 from addnorm.service.wire.texts.json_answers import JsonAnswer, span_fields
+from addnorm.service.wire.texts.sequences import Wish
 from addnorm.service.wire.texts.text_tasks import by_window, known_label
 from addnorm.service.wire.texts.texts import check_size, json_bytes
-from addnorm.service.wire.texts.wish import Wish
 
 ANY_MODEL = "jev-latest"  # what TypeSafe's SDKs ask for by default: the one that can decide
 MAX_QUESTIONS, MAX_OPTIONS, MAX_LEVELS = 64, 255, 10

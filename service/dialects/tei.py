@@ -29,11 +29,11 @@ from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.negotiation import Several, fragment, written
 from addnorm.service.wire.codec.payload import Payload
 from addnorm.service.wire.codec.shown import shown
-from addnorm.service.wire.codec.validation import Strict, agreed, into_body
+from addnorm.service.wire.codec.validation import Strict, into_body
 from addnorm.service.wire.dialect_errors import HUGGING_FACE_ERRORS, TEI_ERRORS
 from addnorm.service.wire.route import FastApiRoute, Parts, Protocol, Route, parts_of
 from addnorm.service.wire.texts.json_answers import JsonAnswer, Ranking, Shape, likeness
-from addnorm.service.wire.texts.reranking import RerankOptions, pairs
+from addnorm.service.wire.texts.reranking import BestOptions, pairs
 from addnorm.service.wire.texts.sequences import (
     ONE_ROW,
     OTHER_VOCABULARY,
@@ -41,6 +41,7 @@ from addnorm.service.wire.texts.sequences import (
     OneOrSeveral,
     Sequences,
     Strings,
+    Wish,
     vectors,
 )
 from addnorm.service.wire.texts.text_tasks import ClassifyOptions, classify
@@ -54,7 +55,6 @@ from addnorm.service.wire.texts.texts import (
     query_with,
     source_or_sentence,
 )
-from addnorm.service.wire.texts.wish import Wish
 
 # our names and Cohere's
 InputType = Literal["query", "document", "search_query", "search_document"]
@@ -148,20 +148,10 @@ class TeiEmbedRequest(TeiEmbedAllRequest):
     dimensions: int | None = Field(None, ge=1, description="Only the first so many.")
 
 
-class TeiRerankRequest(TeiRequest, RerankOptions):
+class TeiRerankRequest(TeiRequest, BestOptions):
     query: str
     texts: Strings = Field(description="Each is scored with the query, as a pair.")
-    raw_scores: bool = Field(
-        False, description="Whether scores are the model's own numbers, instead of 0 to 1."
-    )
     return_text: bool = False
-    top_n: int | None = Field(None, ge=0, description="Only the best so many; all for 0.")
-    top_k: int | None = Field(None, ge=0, description="`top_n`, as others call it.")
-
-    @property
-    def num_best(self) -> int | None:
-        """InvalidInput if the two differ."""
-        return agreed(top_n=self.top_n, top_k=self.top_k) or None
 
 
 class TeiPredictRequest(TeiRequest, WindowOptions):
@@ -333,7 +323,6 @@ async def rerank_each(body: Sequence[TeiRerankRequest], ask: Ask, tools: Tools) 
         cuts=True,
         left=body[0].left,
     )
-    function: Function = "none" if body[0].raw_scores else "sigmoid"
     unscored = body[0].unscored("nothing")
     rankings = [
         Ranking(len(request.texts), partial(_rank, request), request.num_best, unscored=unscored)
@@ -341,7 +330,7 @@ async def rerank_each(body: Sequence[TeiRerankRequest], ask: Ask, tools: Tools) 
     ]
     sent_back = ask.num_body_bytes if any(request.return_text for request in body) else 0
     answer = await pairs(
-        wish, body[0], function, ask, tools, _lists, *rankings, answer_bytes=sent_back
+        wish, body[0], body[0].function, ask, tools, _lists, *rankings, answer_bytes=sent_back
     )
     return _timed(answer, wish.texts)
 

@@ -29,10 +29,9 @@ from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
 from addnorm.service.wire.route import FastApiRoute, Protocol, Route, parts_of
 from addnorm.service.wire.texts.json_answers import JsonAnswer, Ranking, span_fields, usage
 from addnorm.service.wire.texts.reranking import RerankOptions, pairs
-from addnorm.service.wire.texts.sequences import OneOrSeveral, Row, vectors
+from addnorm.service.wire.texts.sequences import OneOrSeveral, Row, Wish, vectors
 from addnorm.service.wire.texts.text_tasks import ClassifyOptions, label_scores
 from addnorm.service.wire.texts.texts import Shown, TextsToTokenize, WindowOptions
-from addnorm.service.wire.texts.wish import Wish
 
 
 class _ModelOptions(Strict):

@@ -27,10 +27,9 @@ from addnorm.service.wire.codec.safetensors_body import SAFETENSORS, Arrays
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.route import Route
 from addnorm.service.wire.texts import spans
-from addnorm.service.wire.texts.sequences import Integers
+from addnorm.service.wire.texts.sequences import Integers, Wish
 from addnorm.service.wire.texts.spans import Ranges
 from addnorm.service.wire.texts.texts import MODEL, PROMPT_NAME, Texts
-from addnorm.service.wire.texts.wish import Wish
 
 Fields = TypeVar("Fields", bound="Options")
 Kinds = Mapping[str, OutputKind]  # of the outputs that a request asks for, by name

@@ -16,6 +16,7 @@ from addnorm.service.wire.route import Route
 from addnorm.service.wire.texts import extraction, text_tasks
 from addnorm.service.wire.texts.extraction import ExtractOptions
 from addnorm.service.wire.texts.json_answers import Finish, JsonAnswer
+from addnorm.service.wire.texts.sequences import Wish
 from addnorm.service.wire.texts.text_tasks import (
     ClassifyOptions,
     FillMaskOptions,
@@ -23,7 +24,6 @@ from addnorm.service.wire.texts.text_tasks import (
     ZeroShotOptions,
 )
 from addnorm.service.wire.texts.texts import PRECISION, PROMPT_NAME, Texts
-from addnorm.service.wire.texts.wish import Wish
 
 
 class TextsRequest(Strict):

@@ -22,6 +22,7 @@ from addnorm.service.engine.outputs import Logits, Output, Pooled, TokenVectors
 from addnorm.service.engine.outputs.per_token import counted
 from addnorm.service.errors import DeadlineNotMet, InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
+from addnorm.service.wire.codec.validation import agreed
 from addnorm.service.wire.texts.json_answers import (
     JsonAnswer,
     Ranking,
@@ -29,9 +30,9 @@ from addnorm.service.wire.texts.json_answers import (
     likeness,
     ranked,
 )
+from addnorm.service.wire.texts.sequences import Wish, add_type_prompt
 from addnorm.service.wire.texts.text_tasks import LABEL_BYTES
 from addnorm.service.wire.texts.texts import TextsToTokenize, WindowOptions, check_rule
-from addnorm.service.wire.texts.wish import Wish, add_type_prompt
 
 TIME_SHARE = 0.5  # of the time of an ask that ends in time
 # of the sequences that are there: pairs, or windows of pairs
@@ -77,6 +78,25 @@ class RerankOptions(WindowOptions):
         """as_asked: what this dialect has for a text without a score, where the body asks for an
         end in time. Header and alias may come from an operator, and the caller know neither."""
         return "number" if self.max_time_ms is None else as_asked
+
+
+class BestOptions(RerankOptions):
+    top_n: int | None = Field(
+        None, ge=0, description="Only the best so many; all by default, and for 0."
+    )
+    top_k: int | None = Field(None, ge=0, description="`top_n`, as Voyage and others call it.")
+    raw_scores: bool = Field(
+        False, description="Whether scores are the model's own numbers, instead of 0 to 1."
+    )
+
+    @property
+    def num_best(self) -> int | None:
+        """InvalidInput if the two differ."""
+        return agreed(top_n=self.top_n, top_k=self.top_k) or None
+
+    @property
+    def function(self) -> Function:
+        return "none" if self.raw_scores else "sigmoid"
 
 
 async def pairs(
