@@ -11,6 +11,7 @@ from addnorm.service.asking.answer import Answers
 from addnorm.service.asking.cache import SequenceCache
 from addnorm.service.asking.fair_queue import FairQueue
 from addnorm.service.asking.gate import Gate
+from addnorm.service.asking.invariance import InvarianceCheck
 from addnorm.service.asking.readiness import Readiness
 from addnorm.service.asking.scheduler import Scheduler
 from addnorm.service.asking.turns import Turns
@@ -27,7 +28,6 @@ from addnorm.service.settings import Settings
 from addnorm.service.wire.codec.decoding import BodyReader, Tools
 from addnorm.service.wire.route import Parts, Protocol
 from addnorm.service.wire.telemetry.exposition import Exposition
-from addnorm.service.wire.telemetry.invariance import InvarianceCheck
 from addnorm.service.wire.telemetry.metrics import Metrics
 from addnorm.service.wire.telemetry.report import Reporter
 from addnorm.service.wire.texts.texts import TextReader
