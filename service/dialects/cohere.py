@@ -18,7 +18,6 @@ from addnorm.service.engine.outputs.output import JSON_BYTES_PER_BYTE, JSON_BYTE
 from addnorm.service.engine.outputs.pooled import DIMENSIONS, PooledByDType, check_dimensions
 from addnorm.service.engine.outputs.values import VectorDType
 from addnorm.service.errors import InvalidInput
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode, base64_of
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.dialect_errors import COHERE_ERRORS
@@ -27,6 +26,7 @@ from addnorm.service.wire.texts.json_answers import Ranking, usage
 from addnorm.service.wire.texts.reranking import BestOptions, pairs
 from addnorm.service.wire.texts.sequences import OneText, Strings, Wish, vectors
 from addnorm.service.wire.texts.texts import PRECISION, Truncation, query_with
+from addnorm.service.wire.tools import Tools
 
 
 class Document(Strict, extra="allow"):
@@ -76,12 +76,10 @@ async def rerank(body: RerankRequest, ask: Ask, tools: Tools) -> Encode:
     documents = [text if isinstance(text, str) else text.text for text in body.documents]
     wish = Wish(
         model=ask.names.get("model", body.model),
-        task="rerank",
         precision=body.precision,
         field="documents",
         texts=[(body.query, document) for document in documents],
         named=query_with("documents"),
-        takes_prompt=False,
         truncate=body.truncation,
         cuts=True,
         can_cut=False,

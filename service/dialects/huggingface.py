@@ -22,7 +22,6 @@ from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Pooled
 from addnorm.service.engine.tokenizer import Text
 from addnorm.service.errors import InvalidInput
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.validation import Strict, into_body
 from addnorm.service.wire.dialect_errors import HUGGING_FACE_ERRORS
@@ -38,6 +37,7 @@ from addnorm.service.wire.texts.text_tasks import (
     ZeroShotOptions,
 )
 from addnorm.service.wire.texts.texts import PROMPT_NAME, source_or_sentence
+from addnorm.service.wire.tools import Tools
 
 
 class Sentences(Strict):

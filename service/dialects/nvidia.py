@@ -11,7 +11,6 @@ from fastapi import Request
 from pydantic import Field
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.validation import agreed
 from addnorm.service.wire.dialect_errors import NVIDIA_ERRORS
@@ -20,6 +19,7 @@ from addnorm.service.wire.texts.json_answers import Ranking, usage
 from addnorm.service.wire.texts.reranking import RerankOptions, pairs
 from addnorm.service.wire.texts.sequences import OneText, Wish
 from addnorm.service.wire.texts.texts import query_with
+from addnorm.service.wire.tools import Tools
 
 
 class RankingRequest(RerankOptions):
@@ -39,11 +39,9 @@ async def rank(body: RankingRequest, ask: Ask, tools: Tools) -> Encode:
     """InvalidInput names the field."""
     wish = Wish(
         model=ask.names.get("model", body.model),
-        task="rerank",
         field="passages",
         texts=[(body.query, passage) for passage in body.passages],
         named=query_with("passages"),
-        takes_prompt=False,
         truncate=None if body.truncate is None else body.truncate == "END",
         can_cut=False,
     )

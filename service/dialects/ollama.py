@@ -20,7 +20,6 @@ from addnorm.service.engine.names import TAG
 from addnorm.service.engine.outputs import Pooled
 from addnorm.service.engine.registry import Models
 from addnorm.service.errors import ModelNotFound
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.negotiation import JSON
 from addnorm.service.wire.codec.payload import Encode, Payload
 from addnorm.service.wire.codec.validation import Strict
@@ -28,6 +27,7 @@ from addnorm.service.wire.dialect_errors import OLLAMA_ERRORS
 from addnorm.service.wire.route import FastApiRoute, Protocol, Route, parts_of
 from addnorm.service.wire.texts.json_answers import JsonAnswer
 from addnorm.service.wire.texts.sequences import OneOrSeveral, Wish, vectors
+from addnorm.service.wire.tools import Tools
 
 
 class OllamaOptions(Strict):

@@ -21,7 +21,6 @@ from addnorm.service.engine.manifest import Precision, WindowRule
 from addnorm.service.engine.outputs import ScoredPrompts, TopLogits
 from addnorm.service.engine.outputs.values import VectorDType
 from addnorm.service.errors import InvalidInput
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.validation import Strict, agreed
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
@@ -35,6 +34,7 @@ from addnorm.service.wire.texts.texts import (
     Truncation,
     check_rule,
 )
+from addnorm.service.wire.tools import Tools
 
 InputType = Literal["query", "document", "passage", "text", "search_query", "search_document"]
 JinaTask = Literal[

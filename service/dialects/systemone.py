@@ -19,7 +19,6 @@ from addnorm.service.asking.tasks.window_scores import Joining, join
 from addnorm.service.engine.manifest import WindowRule
 from addnorm.service.engine.outputs import Logits
 from addnorm.service.errors import InvalidInput
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.shown import shown
 from addnorm.service.wire.codec.validation import Strict, fit
@@ -29,6 +28,7 @@ from addnorm.service.wire.texts.json_answers import JsonAnswer, span_fields
 from addnorm.service.wire.texts.sequences import Wish
 from addnorm.service.wire.texts.text_tasks import by_window, known_label
 from addnorm.service.wire.texts.texts import check_size, json_bytes
+from addnorm.service.wire.tools import Tools
 
 ANY_MODEL = "jev-latest"  # what TypeSafe's SDKs ask for by default: the one that can decide
 MAX_QUESTIONS, MAX_OPTIONS, MAX_LEVELS = 64, 255, 10

@@ -25,7 +25,6 @@ from addnorm.service.engine.outputs import Activations, Pooled, Sparse
 from addnorm.service.engine.registry import Models
 from addnorm.service.engine.tokenizer import Text, Tokenizer
 from addnorm.service.errors import EmptyInput, InvalidInput
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.negotiation import Several, fragment, written
 from addnorm.service.wire.codec.payload import Payload
 from addnorm.service.wire.codec.shown import shown
@@ -55,6 +54,7 @@ from addnorm.service.wire.texts.texts import (
     query_with,
     source_or_sentence,
 )
+from addnorm.service.wire.tools import Tools
 
 # our names and Cohere's
 InputType = Literal["query", "document", "search_query", "search_document"]
@@ -314,11 +314,9 @@ async def rerank_each(body: Sequence[TeiRerankRequest], ask: Ask, tools: Tools) 
     return_text."""
     wish = Wish(
         model=ask.names.get("model", body[0].model),
-        task="rerank",
         field="texts",
         texts=[(request.query, text) for request in body for text in request.texts],
         named=query_with("texts"),
-        takes_prompt=False,
         truncate=body[0].truncate,
         cuts=True,
         left=body[0].left,

@@ -11,7 +11,6 @@ from addnorm.service.engine.manifest import InputType
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.tokenizer import Text, Tokenizer
 from addnorm.service.errors import InvalidInput
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.negotiation import fragment, written
 from addnorm.service.wire.codec.payload import Payload
 from addnorm.service.wire.codec.validation import Strict
@@ -25,6 +24,7 @@ from addnorm.service.wire.texts.texts import (
     Texts,
     column,
 )
+from addnorm.service.wire.tools import Tools
 
 MAX_IDS = 10_000  # whose tokens one request may ask for: they are looked up on the event loop
 

@@ -21,7 +21,6 @@ from addnorm.service.engine.manifest import Task
 from addnorm.service.engine.outputs import Logits
 from addnorm.service.engine.tokenizer import Text, Tokenizer
 from addnorm.service.errors import EmptyInput, InvalidInput
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.negotiation import fragment
 from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.validation import Strict
@@ -32,6 +31,7 @@ from addnorm.service.wire.texts.reranking import RerankOptions, pairs
 from addnorm.service.wire.texts.sequences import OneOrSeveral, Row, Wish, vectors
 from addnorm.service.wire.texts.text_tasks import ClassifyOptions, label_scores
 from addnorm.service.wire.texts.texts import Shown, TextsToTokenize, WindowOptions
+from addnorm.service.wire.tools import Tools
 
 
 class _ModelOptions(Strict):
@@ -87,7 +87,7 @@ async def score(body: ScoreRequest, ask: Ask, tools: Tools) -> Encode:
         in_order=True,
         unscored=body.unscored("null"),
     )
-    wish = _wish(body, "rerank", "text_2", texts, takes_prompt=False)
+    wish = _wish(body, "rerank", "text_2", texts)
     return await pairs(wish, body, "sigmoid", ask, tools, _words, ranking)
 
 

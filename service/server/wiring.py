@@ -25,12 +25,13 @@ from addnorm.service.server.grpc.grpc_calls import GrpcCalls
 from addnorm.service.server.grpc.grpc_listener import GrpcListener
 from addnorm.service.server.table import PROTOCOLS, Table
 from addnorm.service.settings import Settings
-from addnorm.service.wire.codec.decoding import BodyReader, Tools
+from addnorm.service.wire.codec.decoding import BodyReader
 from addnorm.service.wire.route import Parts, Protocol
 from addnorm.service.wire.telemetry.exposition import Exposition
 from addnorm.service.wire.telemetry.metrics import Metrics
 from addnorm.service.wire.telemetry.report import Reporter
 from addnorm.service.wire.texts.texts import TextReader
+from addnorm.service.wire.tools import Tools
 
 KNOWN_ANSWER_SHARE = 0.1  # of a run's longest time: so long a known-answer test may take
 

@@ -21,12 +21,13 @@ from addnorm.service.engine.batch import Batch, Padding, from_grid
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Pooled
 from addnorm.service.errors import InvalidInput, UnknownField
-from addnorm.service.wire.codec.decoding import RawRequest, Tools
+from addnorm.service.wire.codec.decoding import RawRequest
 from addnorm.service.wire.codec.negotiation import JSON, OCTETS, written
 from addnorm.service.wire.codec.openapi import body_schema
 from addnorm.service.wire.codec.payload import Encode, Payload
 from addnorm.service.wire.codec.safetensors_body import raw_bytes
 from addnorm.service.wire.route import Route
+from addnorm.service.wire.tools import Tools
 
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 UNSUPPORTED_PARAMETERS = {

@@ -20,7 +20,7 @@ from addnorm.service.engine.outputs.output import OutputParameters
 from addnorm.service.engine.outputs.values import VectorDType
 from addnorm.service.errors import InvalidInput, UnsupportedMediaType
 from addnorm.service.wire.codec import safetensors_body as tensors
-from addnorm.service.wire.codec.decoding import RawRequest, Tools
+from addnorm.service.wire.codec.decoding import RawRequest
 from addnorm.service.wire.codec.negotiation import JSON, negotiate, sent_type, written
 from addnorm.service.wire.codec.payload import Encode, Payload
 from addnorm.service.wire.codec.safetensors_body import SAFETENSORS, Arrays
@@ -30,6 +30,7 @@ from addnorm.service.wire.texts import spans
 from addnorm.service.wire.texts.sequences import Integers, Wish
 from addnorm.service.wire.texts.spans import Ranges
 from addnorm.service.wire.texts.texts import MODEL, PROMPT_NAME, Texts
+from addnorm.service.wire.tools import Tools
 
 Fields = TypeVar("Fields", bound="Options")
 Kinds = Mapping[str, OutputKind]  # of the outputs that a request asks for, by name

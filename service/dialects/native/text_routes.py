@@ -9,7 +9,6 @@ from pydantic import BaseModel, Field
 from addnorm.service.asking.ask import Ask
 from addnorm.service.dialects.native.native_infer import Usage, usage
 from addnorm.service.engine.manifest import Precision, Task
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.route import Route
@@ -24,6 +23,7 @@ from addnorm.service.wire.texts.text_tasks import (
     ZeroShotOptions,
 )
 from addnorm.service.wire.texts.texts import PRECISION, PROMPT_NAME, Texts
+from addnorm.service.wire.tools import Tools
 
 
 class TextsRequest(Strict):

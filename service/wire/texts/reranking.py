@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,6 @@ from addnorm.service.engine.manifest import WindowRule
 from addnorm.service.engine.outputs import Logits, Output, Pooled, TokenVectors
 from addnorm.service.engine.outputs.per_token import counted
 from addnorm.service.errors import DeadlineNotMet, InvalidInput
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.validation import agreed
 from addnorm.service.wire.texts.json_answers import (
     JsonAnswer,
@@ -33,6 +33,7 @@ from addnorm.service.wire.texts.json_answers import (
 from addnorm.service.wire.texts.sequences import Wish, add_type_prompt
 from addnorm.service.wire.texts.text_tasks import LABEL_BYTES
 from addnorm.service.wire.texts.texts import TextsToTokenize, WindowOptions, check_rule
+from addnorm.service.wire.tools import Tools
 
 TIME_SHARE = 0.5  # of the time of an ask that ends in time
 # of the sequences that are there: pairs, or windows of pairs
@@ -116,6 +117,7 @@ async def pairs(
     words: the answer, from the response and the entries of each ranking. answer_bytes: of what the
     dialect adds to the scores.
     """
+    wish = replace(wish, task="rerank", takes_prompt=False)
     texts = tools.texts.in_windows(wish.to_tokenize(ask, tools), options.window_rule(), ask)
     texts = texts._replace(
         split_part=1,

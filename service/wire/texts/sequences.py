@@ -18,11 +18,11 @@ from addnorm.service.engine.outputs import Output, Pooled, PooledSpans, PooledWi
 from addnorm.service.engine.outputs.values import VectorDType
 from addnorm.service.engine.tokenizer import Text, has_ends
 from addnorm.service.errors import EmptyInput, InvalidInput
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.texts import spans
 from addnorm.service.wire.texts.json_answers import JsonAnswer, Shape, Words, in_base64, pooled
 from addnorm.service.wire.texts.texts import Place, TextsToTokenize
+from addnorm.service.wire.tools import Tools
 
 Row = Annotated[list[int], Field(fail_fast=True)]  # a bad body must not cost a million errors
 Integers = Annotated[list[Row], Field(fail_fast=True)]

@@ -19,7 +19,6 @@ from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.manifest import WindowRule
 from addnorm.service.engine.outputs import Logits, LogitsAt
 from addnorm.service.engine.windows import Window
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.texts import extraction
 from addnorm.service.wire.texts.json_answers import Finish
@@ -33,6 +32,7 @@ from addnorm.service.wire.texts.texts import (
     json_bytes,
     text_with_label,
 )
+from addnorm.service.wire.tools import Tools
 
 MAX_LABEL_CHARACTERS = 1000  # of a candidate label; a hypothesis is cut to what the model takes
 MAX_TEMPLATE_CHARACTERS = 1000
