@@ -17,13 +17,7 @@ from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
 from addnorm.service.wire.route import Protocol, Route
 from addnorm.service.wire.texts.sequences import Integers, Wish
-from addnorm.service.wire.texts.texts import (
-    MODEL,
-    PROMPT_NAME,
-    Shown,
-    Texts,
-    column,
-)
+from addnorm.service.wire.texts.texts import MODEL, PROMPT_NAME, Shown, Texts, column
 from addnorm.service.wire.tools import Tools
 
 MAX_IDS = 10_000  # whose tokens one request may ask for: they are looked up on the event loop

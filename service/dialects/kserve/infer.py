@@ -11,11 +11,7 @@ from numpy.typing import NDArray
 from addnorm.service.asking.ask import Ask
 from addnorm.service.dialects.kserve import tensors
 from addnorm.service.dialects.kserve.metadata import ref
-from addnorm.service.dialects.kserve.schema import (
-    EXAMPLES,
-    V2InferRequest,
-    V2InferResponse,
-)
+from addnorm.service.dialects.kserve.schema import EXAMPLES, V2InferRequest, V2InferResponse
 from addnorm.service.dialects.kserve.tensors import LENGTH_HEADER, NativeTensor
 from addnorm.service.engine.batch import Batch, Padding, from_grid
 from addnorm.service.engine.model import Model

@@ -23,13 +23,7 @@ from addnorm.service.engine.outputs import Logits, Output, Pooled, TokenVectors
 from addnorm.service.engine.outputs.per_token import counted
 from addnorm.service.errors import DeadlineNotMet, InvalidInput
 from addnorm.service.wire.codec.validation import agreed
-from addnorm.service.wire.texts.json_answers import (
-    JsonAnswer,
-    Ranking,
-    Unscored,
-    likeness,
-    ranked,
-)
+from addnorm.service.wire.texts.json_answers import JsonAnswer, Ranking, Unscored, likeness, ranked
 from addnorm.service.wire.texts.sequences import Wish, add_type_prompt
 from addnorm.service.wire.texts.text_tasks import LABEL_BYTES
 from addnorm.service.wire.texts.texts import TextsToTokenize, WindowOptions, check_rule

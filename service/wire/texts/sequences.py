@@ -243,11 +243,7 @@ def add_type_prompt(
 
 
 async def vectors(
-    wish: Wish,
-    ask: Ask,
-    tools: Tools,
-    words: Words | None = None,
-    shape: Shape | None = None,
+    wish: Wish, ask: Ask, tools: Tools, words: Words | None = None, shape: Shape | None = None
 ) -> JsonAnswer:
     """A vector for each text or row of token ids, or what else the wish's output is. shape: None:
     as numbers or base64. InvalidInput names the field."""

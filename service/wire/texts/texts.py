@@ -29,13 +29,7 @@ from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.manifest import InputType, WindowRule
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.tokenizer import CannotCut, Text, Tokenizer
-from addnorm.service.engine.windows import (
-    WholeText,
-    Window,
-    Windows,
-    num_windows,
-    overlap_in,
-)
+from addnorm.service.engine.windows import WholeText, Window, Windows, num_windows, overlap_in
 from addnorm.service.errors import EmptyInput, InvalidInput, TooManyWindows
 from addnorm.service.settings import Settings
 from addnorm.service.wire.codec.negotiation import fragment
