@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from addnorm.export import recall, vector_ranges
-from addnorm.export.certificate import as_written
+from addnorm.export import recall
+from addnorm.export.certificate import as_written, vector_ranges
 from addnorm.export.certificate.certificate import Certificate
 from addnorm.export.certificate.graph.exact import versions
 from addnorm.export.graphs import model_file

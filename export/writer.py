@@ -12,8 +12,8 @@ from typing import Any
 
 from safetensors.numpy import save
 
-from addnorm.export import recall, vector_ranges
-from addnorm.export.certificate import authors, forward, parity
+from addnorm.export import recall
+from addnorm.export.certificate import authors, forward, parity, vector_ranges
 from addnorm.export.certificate.certificate import Certificate, certify
 from addnorm.export.certificate.forward import refuse_unlike
 from addnorm.export.certificate.graph.exact import RANGES, Expected, heads, versions

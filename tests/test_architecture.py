@@ -108,6 +108,16 @@ def test_answers_of_vectors_and_of_rankings_are_made_in_one_place_each() -> None
         assert names == {"json_answers.py"}, word_of
 
 
+def test_vectors_and_pairs_have_one_road_each() -> None:
+    """A dialect fills a `Wish`. Those that tokenize by themselves answer tensors or decisions."""
+    names = {
+        path.name
+        for path in sources("service/dialects")
+        if re.search(r"\.texts\.tokenize\(|\.cuts\(", path.read_text())
+    }
+    assert names == {"native_infer.py", "systemone.py", "tensors.py"}
+
+
 def test_code_for_gpus_is_entered_at_two_places_only() -> None:
     """A reader may skip it: where engines are chosen, and where a certificate is made again."""
     paths = {

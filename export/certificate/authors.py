@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from addnorm.export import vector_ranges
-from addnorm.export.certificate import answered, tolerances
+from addnorm.export.certificate import answered, tolerances, vector_ranges
 from addnorm.export.certificate.answered import Array, ServedTasks, embed_by_server
 from addnorm.export.reference.program import AnswersTexts, Ids, split_task
 from addnorm.export.sources import Source

@@ -12,27 +12,21 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.asking.tasks.classification import Function
+from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.manifest import Precision
 from addnorm.service.engine.outputs.output import JSON_BYTES_PER_BYTE, JSON_BYTES_PER_FLOAT
 from addnorm.service.engine.outputs.pooled import DIMENSIONS, PooledByDType, check_dimensions
 from addnorm.service.engine.outputs.values import VectorDType
 from addnorm.service.errors import InvalidInput
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode, base64_of
-from addnorm.service.wire.codec.validation import Strict, agreed
+from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.dialect_errors import COHERE_ERRORS
 from addnorm.service.wire.route import Protocol, Route
-from addnorm.service.wire.texts.json_answers import JsonAnswer, Ranking, ranked, usage
-from addnorm.service.wire.texts.reranking import RerankOptions, score_pairs
-from addnorm.service.wire.texts.sequences import OneText, Strings, add_type_prompt
-from addnorm.service.wire.texts.texts import (
-    PRECISION,
-    TextsToTokenize,
-    Truncation,
-    check_limit,
-    query_with,
-)
+from addnorm.service.wire.texts.json_answers import Ranking, usage
+from addnorm.service.wire.texts.reranking import BestOptions, pairs
+from addnorm.service.wire.texts.sequences import OneText, Strings, Wish, vectors
+from addnorm.service.wire.texts.texts import PRECISION, Truncation, query_with
+from addnorm.service.wire.tools import Tools
 
 
 class Document(Strict, extra="allow"):
@@ -41,7 +35,7 @@ class Document(Strict, extra="allow"):
     text: str
 
 
-class RerankRequest(RerankOptions):
+class RerankRequest(BestOptions):
     """Cohere's fields; `raw_scores` is Infinity's, `precision` and `max_time_ms` are ours."""
 
     model: str | None = Field(None, description="By default the one model that can rerank.")
@@ -49,14 +43,8 @@ class RerankRequest(RerankOptions):
     documents: Annotated[list[str | Document], Field(fail_fast=True)] = Field(
         description="Each is scored with the query, as a pair. What is too long is cut."
     )
-    top_n: int | None = Field(
-        None, ge=0, description="Only the best so many; all by default, and for 0."
-    )
     return_documents: bool | None = Field(
         None, description="Whether the results have their documents."
-    )
-    raw_scores: bool = Field(
-        False, description="Whether scores are the model's own numbers, instead of 0 to 1."
     )
     precision: Precision | None = PRECISION
     max_tokens_per_doc: int | None = Field(
@@ -65,7 +53,6 @@ class RerankRequest(RerankOptions):
         description="Documents are cut to the model's limit only: with the query they may have at"
         " most so many tokens.",
     )
-    top_k: int | None = Field(None, ge=0, description="`top_n`, as Voyage calls it.")
     truncation: bool | None = Field(
         None, description="Voyage's: whether what is too long is cut, as by default."
     )
@@ -86,25 +73,25 @@ RERANK_EXAMPLES: dict[str, Any] = {
 
 async def rerank(body: RerankRequest, ask: Ask, tools: Tools) -> Encode:
     """InvalidInput names the field."""
-    model = ask.find_model(tools.models, ask.names.get("model", body.model), "rerank")
-    check_limit("truncate_prompt_tokens", body.truncate_prompt_tokens, model, model_limit=-1)
-    num_best = agreed(top_n=body.top_n, top_k=body.top_k) or None
     documents = [text if isinstance(text, str) else text.text for text in body.documents]
-    pairs = [(body.query, document) for document in documents]
-    truncate = tools.texts.cuts(body.truncation, by_default=True)
-    texts = TextsToTokenize(
-        "documents",
-        pairs,
-        truncate,
-        model,
-        can_cut=False,
+    wish = Wish(
+        model=ask.names.get("model", body.model),
+        precision=body.precision,
+        field="documents",
+        texts=[(body.query, document) for document in documents],
         named=query_with("documents"),
-        sent_truncate=body.truncation,
+        truncate=body.truncation,
+        cuts=True,
+        can_cut=False,
+        limit=("truncate_prompt_tokens", body.truncate_prompt_tokens),
     )
-    function: Function = "none" if body.raw_scores else "sigmoid"
+    ranking = Ranking(
+        len(documents), partial(_entry, body), body.num_best, unscored=body.unscored("null")
+    )
     sent_back = 2 * ask.num_body_bytes if body.return_documents else 0
-    ask.precision = body.precision or ask.precision
-    finish = await score_pairs(ask, tools, texts, function, body, sent_back)
+    answer = await pairs(
+        wish, body, body.function, ask, tools, _rankings, ranking, answer_bytes=sent_back
+    )
     # a document might have to be cut shorter than the model cuts it. Haystack always sends 4096,
     # which matters only where the model takes more
     lengths = ask.batch.lengths[-len(documents) :]  # a query may stand before them
@@ -119,10 +106,7 @@ async def rerank(body: RerankRequest, ask: Ask, tools: Tools) -> Encode:
             " leave max_tokens_per_doc out, or shorten the document",
             param="max_tokens_per_doc",
         )
-    ranking = Ranking(
-        len(documents), partial(_entry, body), num_best, unscored=body.unscored("null")
-    )
-    return ranked(finish, _rankings, ranking)
+    return answer
 
 
 def _entry(body: RerankRequest, index: int, score: Any) -> dict[str, Any]:
@@ -242,35 +226,39 @@ async def embed(is_v1: bool, body: EmbedRequest, ask: Ask, tools: Tools) -> Enco
         field, strings = "texts", body.texts
     else:
         raise InvalidInput("texts is missing: send the texts to embed", param="texts")
-    model, alias = ask.find_model_and_prompt(tools.models, body.model, None, "embed")
-    if body.output_dimension is not None:
-        check_dimensions("output_dimension", body.output_dimension, model.bundle)
-    check_limit("max_tokens", body.max_tokens, model)
     types = list(dict.fromkeys(body.embedding_types or KINDS[:1]))
-    wants_cut = None if body.truncate is None else body.truncate != "NONE"
-    truncate = tools.texts.cuts(wants_cut, by_default=True)
-    if body.input_type is None:
-        texts = TextsToTokenize.prompted(field, strings, truncate, model, alias)
-    else:
-        plain = TextsToTokenize(field, strings, truncate, model)
-        texts = add_type_prompt(plain, "input_type", body.input_type, alias)
-    texts = texts._replace(left=body.truncate == "START", keeps_prompt=True, can_cut=False)
-    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
-    dtypes = dict.fromkeys(_dtype(kind) for kind in types)
-    output = PooledByDType(
-        normalize=model.bundle.manifest.normalize,
-        dimensions=body.output_dimension,
-        dtypes=tuple(dtypes),
-        field="embedding_types",
+    wish = Wish(
+        model=body.model,
+        task="embed",
+        precision=body.precision,
+        field=field,
+        texts=strings,
+        input_type=body.input_type and ("input_type", body.input_type),
+        truncate=None if body.truncate is None else body.truncate != "NONE",
+        cuts=True,
+        can_cut=False,
+        left=body.truncate == "START",
+        keeps_prompt=True,
+        limit=("max_tokens", body.max_tokens),
+        output=partial(_output, types, body.output_dimension),
     )
-    dimensions = body.output_dimension or model.bundle.width("pooled")
+    is_plain = is_v1 and body.embedding_types is None
+    words = partial(_embeddings, is_plain, strings)
+    answer = await vectors(wish, ask, tools, words, partial(_by_type, types))
+    dimensions = body.output_dimension or ask.model.bundle.width("pooled")
     vector_bytes = sum(
         NUMBER_BYTES[kind] * -(-dimensions // DIMENSIONS[_dtype(kind)]) for kind in types
     )
-    ask.outputs, ask.precision, ask.field = (output,), body.precision or ask.precision, field
     ask.answer_bytes = ask.num_body_bytes + len(strings) * vector_bytes
-    is_plain = is_v1 and body.embedding_types is None
-    return JsonAnswer(partial(_by_type, types), words=partial(_embeddings, is_plain, strings))
+    return answer
+
+
+def _output(types: list[EmbeddingType], dimensions: int | None, bundle: Bundle) -> PooledByDType:
+    if dimensions is not None:
+        check_dimensions("output_dimension", dimensions, bundle)
+    dtypes = tuple(dict.fromkeys(map(_dtype, types)))
+    normalize = bundle.manifest.normalize
+    return PooledByDType(None, normalize, dimensions, dtypes, field="embedding_types")
 
 
 def _dtype(kind: EmbeddingType) -> VectorDType:

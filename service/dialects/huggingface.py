@@ -5,6 +5,7 @@ task is meant. Source: huggingface_hub's client.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from typing import Annotated, Any, Literal
@@ -21,20 +22,13 @@ from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Pooled
 from addnorm.service.engine.tokenizer import Text
 from addnorm.service.errors import InvalidInput
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.validation import Strict, into_body
 from addnorm.service.wire.dialect_errors import HUGGING_FACE_ERRORS
 from addnorm.service.wire.route import PlainRoute, Protocol, Route, parts_of
 from addnorm.service.wire.texts import text_tasks
-from addnorm.service.wire.texts.json_answers import (
-    Finish,
-    JsonAnswer,
-    compared,
-    in_base64,
-    pooled,
-)
-from addnorm.service.wire.texts.sequences import Strings
+from addnorm.service.wire.texts.json_answers import Finish, JsonAnswer, likeness
+from addnorm.service.wire.texts.sequences import Strings, Wish, vectors
 from addnorm.service.wire.texts.text_tasks import (
     ClassifyOptions,
     FillMaskOptions,
@@ -42,7 +36,8 @@ from addnorm.service.wire.texts.text_tasks import (
     TagOptions,
     ZeroShotOptions,
 )
-from addnorm.service.wire.texts.texts import PROMPT_NAME, TextsToTokenize, source_or_sentence
+from addnorm.service.wire.texts.texts import PROMPT_NAME, source_or_sentence
+from addnorm.service.wire.tools import Tools
 
 
 class Sentences(Strict):
@@ -150,34 +145,35 @@ async def infer(body: HuggingFaceRequest, ask: Ask, tools: Tools) -> Encode:
     if "version" in ask.names:
         name, colon, prompt = ref.partition(":")
         ref = f"{name}/{ask.names['version']}{colon}{prompt}"
-    model, prompt_name = ask.find_model_and_prompt(tools.models, ref, body.prompt_name)
+    model, _ = ask.find_model_and_prompt(tools.models, ref, body.prompt_name)
+    texts = _texts(body.inputs)
+    wish = Wish(
+        model=ref,
+        field="inputs",
+        texts=texts,
+        prompt_name=body.prompt_name,
+        truncate=body.truncate,
+        # sentence-transformers cuts texts, transformers' pipelines for the other tasks do not
+        cuts=True,
+        normalize=body.normalize,
+        dimensions=body.dimensions,
+        in_base64=body.encoding_format == "base64",
+    )
+    parameters = body.parameters or TaskParameters()
     if isinstance(body.inputs, Sentences):
-        _check_parameters(body.parameters or TaskParameters(), Strict, "similarity")
+        _check_parameters(parameters, Strict, "similarity")
         for name in OF_FEATURES:
             if getattr(body, name) is not None:
                 raise InvalidInput(f"{name} is set, but has no effect for similarity", param=name)
         if not body.inputs.sentences:
             raise InvalidInput("inputs.sentences is empty: send at least one text", param="inputs")
-        sentences = [body.inputs.source_sentence, *body.inputs.sentences]
-        truncate = tools.texts.cuts(body.truncate, by_default=True)
-        to_tokenize = TextsToTokenize.prompted("inputs", sentences, truncate, model, prompt_name)
-        to_tokenize = to_tokenize._replace(named=source_or_sentence)
-        ask.batch, ask.padding = await tools.texts.tokenize(to_tokenize, ask)
-        ask.outputs, ask.field = (Pooled.for_comparison(model.bundle),), "inputs"
-        return compared(model)
-    texts = _texts(body.inputs)
+        wish = replace(wish, named=source_or_sentence, output=Pooled.for_comparison)
+        return await vectors(wish, ask, tools, shape=likeness)
     options_type, run = _task(body, model, texts)
-    # sentence-transformers cuts texts, transformers' pipelines for the other tasks do not
-    truncate = tools.texts.cuts(body.truncate, by_default=run is None)
-    to_tokenize = TextsToTokenize.prompted("inputs", texts, truncate, model, prompt_name)
-    to_tokenize = to_tokenize._replace(sent_truncate=body.truncate)
-    parameters = body.parameters or TaskParameters()
     _check_parameters(parameters, options_type, f"the task of {model.bundle.ref}")
     if run is None:
-        await text_tasks.want_vectors(ask, tools, to_tokenize, body.dimensions, body.normalize)
-        in_text = body.encoding_format == "base64"
-        return JsonAnswer(in_base64 if in_text else pooled)
-    finish = await run(ask, tools, to_tokenize, parameters)
+        return await vectors(wish, ask, tools)
+    finish = await run(ask, tools, replace(wish, cuts=False).to_tokenize(ask, tools), parameters)
     # transformers answers a list of one text by one object too, in this task
     is_one = isinstance(body.inputs, str | TextPair) or (
         run is text_tasks.zero_shot and len(texts) == 1
@@ -197,7 +193,9 @@ def _check_parameters(parameters: TaskParameters, options_type: type[Strict], pu
         )
 
 
-def _texts(inputs: str | Strings | TextPair | Pairs) -> list[Text]:
+def _texts(inputs: Inputs) -> list[Text]:
+    if isinstance(inputs, Sentences):
+        return [inputs.source_sentence, *inputs.sentences]
     entries = inputs if isinstance(inputs, list) else [inputs]
     return [entry.as_text() if isinstance(entry, TextPair) else entry for entry in entries]
 

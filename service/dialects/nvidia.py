@@ -11,15 +11,15 @@ from pydantic import Field
 from starlette.requests import Request
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.validation import agreed
 from addnorm.service.wire.dialect_errors import NVIDIA_ERRORS
 from addnorm.service.wire.route import PlainRoute, Protocol, Route, parts_of
-from addnorm.service.wire.texts.json_answers import Ranking, ranked, usage
-from addnorm.service.wire.texts.reranking import RerankOptions, score_pairs
-from addnorm.service.wire.texts.sequences import OneText
-from addnorm.service.wire.texts.texts import TextsToTokenize, query_with
+from addnorm.service.wire.texts.json_answers import Ranking, usage
+from addnorm.service.wire.texts.reranking import RerankOptions, pairs
+from addnorm.service.wire.texts.sequences import OneText, Wish
+from addnorm.service.wire.texts.texts import query_with
+from addnorm.service.wire.tools import Tools
 
 
 class RankingRequest(RerankOptions):
@@ -37,28 +37,25 @@ class RankingRequest(RerankOptions):
 
 async def rank(body: RankingRequest, ask: Ask, tools: Tools) -> Encode:
     """InvalidInput names the field."""
-    model = ask.find_model(tools.models, ask.names.get("model", body.model), "rerank")
-    pairs = [(body.query, passage) for passage in body.passages]
-    texts = TextsToTokenize(
-        "passages",
-        pairs,
-        tools.texts.cuts(None if body.truncate is None else body.truncate == "END"),
-        model,
-        can_cut=False,
-        sent_truncate=None if body.truncate is None else body.truncate == "END",
+    wish = Wish(
+        model=ask.names.get("model", body.model),
+        field="passages",
+        texts=[(body.query, passage) for passage in body.passages],
         named=query_with("passages"),
+        truncate=None if body.truncate is None else body.truncate == "END",
+        can_cut=False,
     )
-    num_best = agreed(top_k=body.top_k, top_n=body.top_n) or None
-    finish = await score_pairs(ask, tools, texts, "none", body)
     ranking = Ranking(
-        len(pairs),
+        len(wish.texts),
         lambda index, logit: {"index": index, "logit": logit},
-        num_best,
+        agreed(top_k=body.top_k, top_n=body.top_n) or None,
         unscored=body.unscored("nothing"),
     )
-    return ranked(
-        finish, lambda ask, rankings: {"rankings": rankings, "usage": usage(ask)}, ranking
-    )
+    return await pairs(wish, body, "none", ask, tools, _words, ranking)
+
+
+def _words(ask: Ask, rankings: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"rankings": rankings, "usage": usage(ask)}
 
 
 EXAMPLE = {

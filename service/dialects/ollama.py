@@ -20,16 +20,14 @@ from addnorm.service.engine.names import TAG
 from addnorm.service.engine.outputs import Pooled
 from addnorm.service.engine.registry import Models
 from addnorm.service.errors import ModelNotFound
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.negotiation import JSON
 from addnorm.service.wire.codec.payload import Encode, Payload
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.dialect_errors import OLLAMA_ERRORS
 from addnorm.service.wire.route import PlainRoute, Protocol, Route, parts_of
-from addnorm.service.wire.texts.json_answers import JsonAnswer, pooled
-from addnorm.service.wire.texts.sequences import OneOrSeveral
-from addnorm.service.wire.texts.text_tasks import want_vectors
-from addnorm.service.wire.texts.texts import TextsToTokenize
+from addnorm.service.wire.texts.json_answers import JsonAnswer
+from addnorm.service.wire.texts.sequences import OneOrSeveral, Wish, vectors
+from addnorm.service.wire.tools import Tools
 
 
 class OllamaOptions(Strict):
@@ -61,11 +59,20 @@ async def embed(body: OllamaEmbedRequest, ask: Ask, tools: Tools) -> Encode:
     if not body.input:
         _want_nothing(model_name, ask, tools)
         return JsonAnswer(lambda ask: {"model": model_name or ask.model.name, "embeddings": []})
-    texts = _texts(model_name, "input", body.input, body.truncate, ask, tools)
-    await want_vectors(ask, tools, texts, body.dimensions)
-    return JsonAnswer(
-        pooled,
-        words=lambda ask, vectors: {
+    wish = Wish(
+        model=model_name,
+        task="embed",
+        field="input",
+        texts=body.input,
+        truncate=body.truncate,
+        cuts=True,
+        dimensions=body.dimensions,
+    )
+    return await vectors(
+        wish,
+        ask,
+        tools,
+        lambda ask, vectors: {
             "model": model_name or ask.model.name,
             "embeddings": vectors,
             "prompt_eval_count": ask.batch.num_tokens,
@@ -77,8 +84,8 @@ async def embeddings(body: OllamaEmbeddingsRequest, ask: Ask, tools: Tools) -> E
     if not body.prompt:
         _want_nothing(body.model, ask, tools)
         return JsonAnswer(lambda ask: {"embedding": []})
-    await want_vectors(ask, tools, _texts(body.model, "prompt", [body.prompt], None, ask, tools))
-    return JsonAnswer(pooled, words=lambda ask, vectors: {"embedding": vectors[0]})
+    wish = Wish(model=body.model, task="embed", field="prompt", texts=[body.prompt], cuts=True)
+    return await vectors(wish, ask, tools, lambda ask, vectors: {"embedding": vectors[0]})
 
 
 def _want_nothing(name: str | None, ask: Ask, tools: Tools) -> None:
@@ -86,14 +93,6 @@ def _want_nothing(name: str | None, ask: Ask, tools: Tools) -> None:
     ask.find_model_and_prompt(tools.models, name, None, "embed")
     ask.batch, ask.outputs = Batch.of([]), (Pooled(),)
     ask.padding = Padding(ask.batch.lengths, None)
-
-
-def _texts(
-    name: str | None, field: str, strings: list[str], truncate: bool | None, ask: Ask, tools: Tools
-) -> TextsToTokenize:
-    model, prompt_name = ask.find_model_and_prompt(tools.models, name, None, "embed")
-    should_cut = tools.texts.cuts(truncate, by_default=True)
-    return TextsToTokenize.prompted(field, strings, should_cut, model, prompt_name)
 
 
 LINES = "application/x-ndjson"

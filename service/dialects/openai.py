@@ -16,36 +16,19 @@ from pydantic import BaseModel, Field
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.tasks import scoring
+from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.manifest import Precision, WindowRule
-from addnorm.service.engine.outputs import (
-    Pooled,
-    PooledSpans,
-    PooledWindows,
-    ScoredPrompts,
-    TopLogits,
-)
+from addnorm.service.engine.outputs import ScoredPrompts, TopLogits
 from addnorm.service.engine.outputs.values import VectorDType
 from addnorm.service.errors import InvalidInput
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.validation import Strict, agreed
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
 from addnorm.service.wire.route import Protocol, Route
-from addnorm.service.wire.texts.json_answers import JsonAnswer, in_base64, pooled, usage
-from addnorm.service.wire.texts.sequences import (
-    OTHER_VOCABULARY,
-    Sequences,
-    read_chunks,
-    read_sequences,
-)
-from addnorm.service.wire.texts.texts import (
-    MODEL,
-    PRECISION,
-    PROMPT_NAME,
-    Truncation,
-    check_limit,
-    check_rule,
-)
+from addnorm.service.wire.texts.json_answers import usage
+from addnorm.service.wire.texts.sequences import OTHER_VOCABULARY, Sequences, Wish, vectors
+from addnorm.service.wire.texts.texts import MODEL, PRECISION, PROMPT_NAME, Truncation, check_rule
+from addnorm.service.wire.tools import Tools
 
 InputType = Literal["query", "document", "passage", "text", "search_query", "search_document"]
 JinaTask = Literal[
@@ -150,10 +133,6 @@ EMBEDDINGS_EXAMPLES: dict[str, Any] = {
 
 async def embed(body: EmbeddingsRequest, ask: Ask, tools: Tools) -> Encode:
     """InvalidInput names the field."""
-    model, prompt_name = ask.find_model_and_prompt(
-        tools.models, ask.names.get("model", body.model), body.prompt_name, "embed"
-    )
-    # the vectors
     jina_type = (
         body.embedding_type[0] if isinstance(body.embedding_type, list) else body.embedding_type
     )
@@ -162,53 +141,38 @@ async def embed(body: EmbeddingsRequest, ask: Ask, tools: Tools) -> Encode:
         "output_dtype": body.output_dtype and DTYPES.get(body.output_dtype, body.output_dtype),
         "embedding_type": jina_type and DTYPES.get(jina_type, jina_type),
     }
-    dimensions = agreed(dimensions=body.dimensions, output_dimension=body.output_dimension)
-    normalize = agreed(normalized=body.normalized, normalize=body.normalize)
-    if normalize is None:
-        normalize = model.bundle.manifest.normalize
-    numbers: tuple[VectorDType, ...] = (agreed(**dtypes) or "float32",)
-    output = Pooled(normalize=normalize, dimensions=dimensions, dtypes=numbers)
-    ask.outputs, ask.precision = (output,), body.precision or ask.precision
-    ask.binary = (body.encoding_format or jina_type) == "base64"
-    # the sequences
-    check_limit("truncate_prompt_tokens", body.truncate_prompt_tokens, model, model_limit=-1)
-    truncate = agreed(
-        truncate=None if body.truncate is None else body.truncate not in (False, "NONE"),
-        truncation=body.truncation,
-        truncate_prompt_tokens=None if body.truncate_prompt_tokens is None else True,
-    )
     if body.input_type is not None and body.task is not None:
         raise InvalidInput("task and input_type are both set: send one of them", param="task")
     kind = body.task or body.input_type
-    input_type = None if kind is None else ("task" if body.task else "input_type", kind)
-    cuts, left = tools.texts.cuts(truncate, texts=body.input), body.truncate == "START"
-    ask.field, ask.hint = "input", HINT
     if body.windows:
         check_rule(body.windows, "mean", "a vector is the mean of all windows")
         if body.late_chunking:
             raise InvalidInput("windows and late_chunking are both set: send one", param="windows")
-    if body.late_chunking:
-        ask.batch, ask.padding, spans = await read_chunks(
-            "input", body.input, cuts, prompt_name, ask, tools, left=left, input_type=input_type
-        )
-        ask.outputs = (PooledSpans("mean", normalize, dimensions, numbers, spans=spans),)
-    else:
-        ask.batch, ask.padding = await read_sequences(
-            "input",
-            body.input,
-            cuts,
-            prompt_name,
-            ask,
-            tools,
-            left=left,
-            keeps_prompt=True,
-            hint=HINT,
-            input_type=input_type,
-            windows=body.windows,
-        )
-        if parts := ask.windows:
-            ask.outputs = (PooledWindows(None, normalize, dimensions, numbers, windows=parts),)
-    return JsonAnswer(in_base64 if ask.binary else pooled, words=_embeddings)
+    wish = Wish(
+        model=ask.names.get("model", body.model),
+        task="embed",
+        precision=body.precision,
+        field="input",
+        texts=body.input,
+        prompt_name=body.prompt_name,
+        input_type=kind and ("task" if body.task else "input_type", kind),
+        truncate=agreed(
+            truncate=None if body.truncate is None else body.truncate not in (False, "NONE"),
+            truncation=body.truncation,
+            truncate_prompt_tokens=None if body.truncate_prompt_tokens is None else True,
+        ),
+        left=body.truncate == "START",
+        keeps_prompt=True,
+        limit=("truncate_prompt_tokens", body.truncate_prompt_tokens),
+        windows=body.windows,
+        ids_hint=HINT,
+        normalize=agreed(normalized=body.normalized, normalize=body.normalize),
+        dimensions=agreed(dimensions=body.dimensions, output_dimension=body.output_dimension),
+        dtype=agreed(**dtypes) or "float32",
+        in_base64=(body.encoding_format or jina_type) == "base64",
+        late_chunking=bool(body.late_chunking),
+    )
+    return await vectors(wish, ask, tools, _embeddings)
 
 
 def _embeddings(ask: Ask, vectors: Any) -> dict[str, Any]:
@@ -339,7 +303,6 @@ CHOICE_BYTES, TOKEN_BYTES, CANDIDATE_BYTES = 150, 45, 27  # of JSON, about
 
 async def score(body: CompletionRequest, ask: Ask, tools: Tools) -> Encode:
     """InvalidInput names the field."""
-    model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, None, "complete")
     # what would need more than one new token, or one drawn by chance
     if body.max_tokens not in (0, 1):
         value: Any = body.max_tokens
@@ -369,18 +332,29 @@ async def score(body: CompletionRequest, ask: Ask, tools: Tools) -> Encode:
             " temperature 1; leave temperature out",
             param="temperature",
         )
-    # callers score with a tokenizer that they chose for this model, which may add nothing
-    ask.batch, ask.padding = await read_sequences(
-        "prompt", body.prompt, None, prompt_name, ask, tools, only_own=False
+    wish = Wish(
+        model=body.model,
+        task="complete",
+        precision=body.precision,
+        field="prompt",
+        texts=body.prompt,
+        truncate=False,
+        can_cut=False,
+        ids_hint=OTHER_VOCABULARY,
+        # callers score with a tokenizer that they chose for this model, which may add nothing
+        only_own_ids=False,
+        output=partial(_scores, body),
     )
+    answer = await vectors(wish, ask, tools, shape=partial(_completions, body))
     num_shown = len(ask.batch) + (ask.batch.num_tokens if body.echo else 0)
     token_bytes = TOKEN_BYTES + CANDIDATE_BYTES * (1 + (body.logprobs or 0))
-    top_k = min(max(1, body.logprobs or 0), model.bundle.width("logits"))
-    ask.outputs = (ScoredPrompts(top_k) if _scores_prompt(body) else TopLogits("last", top_k),)
-    ask.precision, ask.field = body.precision or ask.precision, "prompt"
-    ask.hint = OTHER_VOCABULARY
     ask.answer_bytes = CHOICE_BYTES * len(ask.batch) + token_bytes * num_shown
-    return JsonAnswer(partial(_completions, body))
+    return answer
+
+
+def _scores(body: CompletionRequest, bundle: Bundle) -> ScoredPrompts | TopLogits:
+    top_k = min(max(1, body.logprobs or 0), bundle.width("logits"))
+    return ScoredPrompts(top_k) if _scores_prompt(body) else TopLogits("last", top_k)
 
 
 def _scores_prompt(body: CompletionRequest) -> bool:

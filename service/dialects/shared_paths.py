@@ -21,7 +21,6 @@ from addnorm.service.dialects.tei import (
     TeiTokenizeRequest,
     model_or_default,
 )
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.dialect_errors import (
@@ -35,6 +34,7 @@ from addnorm.service.wire.dialect_errors import (
     TOKENIZE_ERRORS,
 )
 from addnorm.service.wire.route import Decode, OneOf, Protocol, Route
+from addnorm.service.wire.tools import Tools
 
 RERANK = {
     "texts": OneOf(TeiRerankRequest, TEI_ERRORS.envelope, tei.rerank),

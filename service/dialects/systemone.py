@@ -19,15 +19,16 @@ from addnorm.service.asking.tasks.window_scores import Joining, join
 from addnorm.service.engine.manifest import WindowRule
 from addnorm.service.engine.outputs import Logits
 from addnorm.service.errors import InvalidInput
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.shown import shown
 from addnorm.service.wire.codec.validation import Strict, fit
 from addnorm.service.wire.dialect_errors import SYSTEM_ONE_ERRORS
 from addnorm.service.wire.route import Protocol, Route
 from addnorm.service.wire.texts.json_answers import JsonAnswer, span_fields
+from addnorm.service.wire.texts.sequences import Wish
 from addnorm.service.wire.texts.text_tasks import by_window, known_label
-from addnorm.service.wire.texts.texts import TextsToTokenize, check_size, json_bytes
+from addnorm.service.wire.texts.texts import check_size, json_bytes
+from addnorm.service.wire.tools import Tools
 
 ANY_MODEL = "jev-latest"  # what TypeSafe's SDKs ask for by default: the one that can decide
 MAX_QUESTIONS, MAX_OPTIONS, MAX_LEVELS = 64, 255, 10
@@ -198,15 +199,18 @@ async def decide(body: SystemOneRequest, ask: Ask, tools: Tools) -> Encode:
     check_size("questions", len(options.texts), "options together", limit)
     state, is_reranker = as_text(body.state), "rerank" in model.bundle.tasks
     pairs = [(text, state) if is_reranker else (state, text) for text in options.texts]
-    texts = TextsToTokenize(
-        "questions",
-        pairs,
-        tools.texts.cuts(None),
-        model,
-        can_cut=False,
+    wish = Wish(
+        model=model_name,
+        task="decide",
+        field="questions",
+        texts=pairs,
         named=lambda index, part: options.place(
             index, 1 - part if is_reranker and part is not None else part
         ),
+        takes_prompt=False,
+        can_cut=False,
+    )
+    texts = wish.to_tokenize(ask, tools)._replace(
         split_part=int(is_reranker),
         aligned=[len(question.options()) for question in body.questions.values()],
     )
@@ -214,7 +218,7 @@ async def decide(body: SystemOneRequest, ask: Ask, tools: Tools) -> Encode:
     if texts.windows:
         options.joinings.update(_joinings(texts.windows, body))
     ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
-    ask.outputs, ask.field = (Logits(),), "questions"
+    ask.outputs = (Logits(),)
     words_bytes = json_bytes(name for pair in options.names for name in pair) + ask.num_body_bytes
     numbers_bytes = OPTION_BYTES * len(pairs) + QUESTION_BYTES * len(body.questions)
     ask.answer_bytes = words_bytes + numbers_bytes

@@ -22,27 +22,19 @@ from addnorm.service.asking.tasks.classification import Function, label_names
 from addnorm.service.engine.batch import Floats, Ints
 from addnorm.service.engine.manifest import Task
 from addnorm.service.engine.model import Model
-from addnorm.service.engine.outputs import Activations, Output, Pooled, Sparse, Value
+from addnorm.service.engine.outputs import Activations, Pooled, Sparse
 from addnorm.service.engine.registry import Models
 from addnorm.service.engine.tokenizer import Text, Tokenizer
 from addnorm.service.errors import EmptyInput, InvalidInput
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.negotiation import Several, fragment, written
 from addnorm.service.wire.codec.openapi import query
 from addnorm.service.wire.codec.payload import Payload
 from addnorm.service.wire.codec.shown import shown
-from addnorm.service.wire.codec.validation import Strict, agreed, into_body
+from addnorm.service.wire.codec.validation import Strict, into_body
 from addnorm.service.wire.dialect_errors import HUGGING_FACE_ERRORS, TEI_ERRORS
 from addnorm.service.wire.route import Parts, PlainRoute, Protocol, Route, parts_of
-from addnorm.service.wire.texts.json_answers import (
-    JsonAnswer,
-    Ranking,
-    Shape,
-    compared,
-    pooled,
-    ranked,
-)
-from addnorm.service.wire.texts.reranking import RerankOptions, score_pairs
+from addnorm.service.wire.texts.json_answers import JsonAnswer, Ranking, Shape, likeness
+from addnorm.service.wire.texts.reranking import BestOptions, pairs
 from addnorm.service.wire.texts.sequences import (
     ONE_ROW,
     OTHER_VOCABULARY,
@@ -50,12 +42,10 @@ from addnorm.service.wire.texts.sequences import (
     OneOrSeveral,
     Sequences,
     Strings,
-    read_sequences,
+    Wish,
+    vectors,
 )
-from addnorm.service.wire.texts.text_tasks import (
-    ClassifyOptions,
-    classify,
-)
+from addnorm.service.wire.texts.text_tasks import ClassifyOptions, classify
 from addnorm.service.wire.texts.texts import (
     PROMPT_NAME,
     Shown,
@@ -66,6 +56,7 @@ from addnorm.service.wire.texts.texts import (
     query_with,
     source_or_sentence,
 )
+from addnorm.service.wire.tools import Tools
 
 # our names and Cohere's
 InputType = Literal["query", "document", "search_query", "search_document"]
@@ -159,20 +150,10 @@ class TeiEmbedRequest(TeiEmbedAllRequest):
     dimensions: int | None = Field(None, ge=1, description="Only the first so many.")
 
 
-class TeiRerankRequest(TeiRequest, RerankOptions):
+class TeiRerankRequest(TeiRequest, BestOptions):
     query: str
     texts: Strings = Field(description="Each is scored with the query, as a pair.")
-    raw_scores: bool = Field(
-        False, description="Whether scores are the model's own numbers, instead of 0 to 1."
-    )
     return_text: bool = False
-    top_n: int | None = Field(None, ge=0, description="Only the best so many; all for 0.")
-    top_k: int | None = Field(None, ge=0, description="`top_n`, as others call it.")
-
-    @property
-    def num_best(self) -> int | None:
-        """InvalidInput if the two differ."""
-        return agreed(top_n=self.top_n, top_k=self.top_k) or None
 
 
 class TeiPredictRequest(TeiRequest, WindowOptions):
@@ -237,23 +218,42 @@ ENTRY_BYTES = 48  # of one as JSON, and as numbers until it is written
 
 
 async def embed(body: TeiEmbedRequest, ask: Ask, tools: Tools) -> JsonAnswer:
-    output = Pooled(normalize=body.normalize, dimensions=body.dimensions)
-    answer = JsonAnswer(pooled)
-    return await _of_sequences(body, "embed", output, ask, tools, answer)
+    wish = _wish(body, "embed", normalize=body.normalize, dimensions=body.dimensions)
+    return _timed(await vectors(wish, ask, tools), body.inputs)
 
 
 async def embed_all(body: TeiEmbedAllRequest, ask: Ask, tools: Tools) -> JsonAnswer:
-    answer = JsonAnswer(lambda ask: ask.value(Activations).for_json())
-    return await _of_sequences(body, "embed", Activations(), ask, tools, answer)
+    wish = _wish(body, "embed", output=lambda _: Activations())
+    answer = await vectors(wish, ask, tools, shape=lambda ask: ask.value(Activations).for_json())
+    return _timed(answer, body.inputs)
 
 
 async def embed_sparse(body: TeiEmbedAllRequest, ask: Ask, tools: Tools) -> JsonAnswer:
-    answer = JsonAnswer(
-        lambda ask: map(_entries, ask.value(Sparse).indices, ask.value(Sparse).values)
+    wish = _wish(body, "sparse", output=lambda _: Sparse())
+    answer = await vectors(
+        wish,
+        ask,
+        tools,
+        shape=lambda ask: map(_entries, ask.value(Sparse).indices, ask.value(Sparse).values),
     )
-    answer = await _of_sequences(body, "sparse", Sparse(), ask, tools, answer)
     ask.answer_bytes = ENTRY_BYTES * Sparse().max_entries(ask.model.bundle, ask.batch)
-    return answer
+    return _timed(answer, body.inputs)
+
+
+def _wish(body: TeiEmbedAllRequest, task: Task, **others: Any) -> Wish:
+    return Wish(
+        model=body.model,
+        task=task,
+        field=FIELD,
+        texts=body.inputs,
+        prompt_name=body.prompt_name,
+        input_type=body.input_type and ("input_type", body.input_type),
+        truncate=body.truncate,
+        cuts=True,
+        left=body.left,
+        ids_hint=OTHER_VOCABULARY,
+        **others,
+    )
 
 
 def _entries(indices: Ints, values: Floats) -> Iterator[Any]:
@@ -269,37 +269,41 @@ async def similarity(body: TeiSimilarityRequest, ask: Ask, tools: Tools) -> Json
     sentences = body.inputs.sentences
     if not sentences:
         raise EmptyInput("inputs.sentences is empty: send at least one text", param=FIELD)
-    model_and_prompt = body.model, options.prompt_name
-    model, prompt_name = ask.find_model_and_prompt(tools.models, *model_and_prompt, "embed")
-    truncate = tools.texts.cuts(options.truncate, by_default=True)
-    strings = [body.inputs.source_sentence, *sentences]
-    texts = TextsToTokenize.prompted(FIELD, strings, truncate, model, prompt_name)
-    texts = texts._replace(left=options.left, named=source_or_sentence)
-    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
-    ask.outputs, ask.field = (Pooled.for_comparison(model.bundle),), FIELD
-    return replace(compared(model), times=partial(_times, sum(texts.sizes())))
+    wish = Wish(
+        model=body.model,
+        task="embed",
+        field=FIELD,
+        texts=[body.inputs.source_sentence, *sentences],
+        named=source_or_sentence,
+        prompt_name=options.prompt_name,
+        truncate=options.truncate,
+        cuts=True,
+        left=options.left,
+        output=Pooled.for_comparison,
+    )
+    return _timed(await vectors(wish, ask, tools, shape=likeness), wish.texts)
 
 
 async def predict(body: TeiPredictRequest, ask: Ask, tools: Tools) -> JsonAnswer:
-    model = ask.find_model(tools.models, body.model, "classify")
-    truncate = tools.texts.cuts(body.truncate, by_default=True)
-    texts = TextsToTokenize(
-        FIELD,
-        body.inputs.texts,
-        truncate,
-        model,
+    wish = Wish(
+        model=body.model,
+        task="classify",
+        field=FIELD,
+        texts=body.inputs.texts,
+        takes_prompt=False,
+        truncate=body.truncate,
+        cuts=True,
         left=body.left,
-        sent_truncate=body.truncate,
     )
     function: Function | None = "none" if body.raw_scores else None
     options = ClassifyOptions(function_to_apply=function, windows=body.windows)
-    finish = await classify(ask, tools, texts, options)
+    finish = await classify(ask, tools, wish.to_tokenize(ask, tools), options)
 
     def shape(ask: Ask) -> Any:
         answers = finish(ask)
         return answers if body.inputs.is_batch else next(answers)
 
-    return JsonAnswer(shape, partial(_times, sum(texts.sizes())))
+    return _timed(JsonAnswer(shape), wish.texts)
 
 
 async def rerank(body: TeiRerankRequest, ask: Ask, tools: Tools) -> JsonAnswer:
@@ -310,28 +314,29 @@ async def rerank(body: TeiRerankRequest, ask: Ask, tools: Tools) -> JsonAnswer:
 async def rerank_each(body: Sequence[TeiRerankRequest], ask: Ask, tools: Tools) -> JsonAnswer:
     """A ranking for each of them. All have the options of the first, save top_n, top_k and
     return_text."""
-    model = ask.find_model(tools.models, ask.names.get("model", body[0].model), "rerank")
-    pairs = [(request.query, text) for request in body for text in request.texts]
-    truncate = tools.texts.cuts(body[0].truncate, by_default=True)
-    texts = TextsToTokenize(
-        "texts",
-        pairs,
-        truncate,
-        model,
-        left=body[0].left,
+    wish = Wish(
+        model=ask.names.get("model", body[0].model),
+        field="texts",
+        texts=[(request.query, text) for request in body for text in request.texts],
         named=query_with("texts"),
-        sent_truncate=body[0].truncate,
+        truncate=body[0].truncate,
+        cuts=True,
+        left=body[0].left,
     )
-    function: Function = "none" if body[0].raw_scores else "sigmoid"
-    sent_back = ask.num_body_bytes if any(request.return_text for request in body) else 0
-    finish = await score_pairs(ask, tools, texts, function, body[0], sent_back)
     unscored = body[0].unscored("nothing")
     rankings = [
         Ranking(len(request.texts), partial(_rank, request), request.num_best, unscored=unscored)
         for request in body
     ]
-    answer = ranked(finish, lambda ask, *entries: list(entries), *rankings)
-    return replace(answer, times=partial(_times, sum(texts.sizes())))
+    sent_back = ask.num_body_bytes if any(request.return_text for request in body) else 0
+    answer = await pairs(
+        wish, body[0], body[0].function, ask, tools, _lists, *rankings, answer_bytes=sent_back
+    )
+    return _timed(answer, wish.texts)
+
+
+def _lists(_: Ask, *entries: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    return list(entries)
 
 
 def _rank(body: TeiRerankRequest, index: int, score: Any) -> dict[str, Any]:
@@ -339,34 +344,15 @@ def _rank(body: TeiRerankRequest, index: int, score: Any) -> dict[str, Any]:
     return {"index": index, **text, "score": score}
 
 
-async def _of_sequences(
-    body: TeiEmbedAllRequest,
-    task: Task,
-    output: Output[Value],
-    ask: Ask,
-    tools: Tools,
-    answer: JsonAnswer,
-) -> JsonAnswer:
-    """One output of texts or ids."""
-    _, prompt_name = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name, task)
-    truncate = tools.texts.cuts(body.truncate, by_default=True, texts=body.inputs)
-    ask.batch, ask.padding = await read_sequences(
-        FIELD,
-        body.inputs,
-        truncate,
-        prompt_name,
-        ask,
-        tools,
-        left=body.left,
-        input_type=None if body.input_type is None else ("input_type", body.input_type),
-    )
-    ask.outputs, ask.field, ask.hint = (output,), FIELD, OTHER_VOCABULARY
-    return replace(answer, times=partial(_times, sum(map(len, body.inputs))))
+def _timed(answer: JsonAnswer, texts: Sequence[Text | list[int]]) -> JsonAnswer:
+    """The answer with text-embeddings-inference's headers. Token ids count as a character each."""
+    parts = (text if isinstance(text, tuple) else (text,) for text in texts)
+    num_characters = sum(len(part) for text in parts for part in text)
+    return replace(answer, times=partial(_times, num_characters))
 
 
 def _times(num_characters: int, ask: Ask) -> dict[str, str]:
-    """Milliseconds, as text-embeddings-inference tells them. num_characters: of the request; ids
-    count as one each."""
+    """Milliseconds, as text-embeddings-inference tells them. num_characters: of the request."""
     stages_s = ask.record.stages_s
     total_s = sum(stages_s.values())
     times_s = {

@@ -11,21 +11,14 @@ from addnorm.service.engine.manifest import InputType
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.tokenizer import Text, Tokenizer
 from addnorm.service.errors import InvalidInput
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.negotiation import fragment, written
 from addnorm.service.wire.codec.payload import Payload
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
 from addnorm.service.wire.route import Protocol, Route
-from addnorm.service.wire.texts.sequences import Integers
-from addnorm.service.wire.texts.texts import (
-    MODEL,
-    PROMPT_NAME,
-    Shown,
-    Texts,
-    TextsToTokenize,
-    column,
-)
+from addnorm.service.wire.texts.sequences import Integers, Wish
+from addnorm.service.wire.texts.texts import MODEL, PROMPT_NAME, Shown, Texts, column
+from addnorm.service.wire.tools import Tools
 
 MAX_IDS = 10_000  # whose tokens one request may ask for: they are looked up on the event loop
 
@@ -120,8 +113,8 @@ def _encode_texts(
 
 async def tokenize(body: TokenizeRequest, ask: Ask, tools: Tools) -> Payload | bytes:
     """InvalidInput names the field."""
-    model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name)
     if (rows := body.input_ids) is not None:  # their tokens, as the vocabulary writes them
+        model, _ = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name)
         if body.texts is not None:
             raise InvalidInput(
                 "texts and input_ids are both set: send one of them", param="input_ids"
@@ -154,19 +147,19 @@ async def tokenize(body: TokenizeRequest, ask: Ask, tools: Tools) -> Payload | b
         )
     if body.texts is None:
         raise InvalidInput("texts is missing: send texts, or input_ids", param="texts")
-    truncate = tools.texts.cuts(body.truncate)
-    if body.input_type is None:
-        texts = TextsToTokenize.prompted("texts", body.texts, truncate, model, prompt_name)
-    elif prompt_name is None:
-        texts = TextsToTokenize.typed("texts", body.texts, truncate, model, body.input_type)
-    else:
-        raise InvalidInput(
-            "input_type and a prompt are both set: send one of them", param="input_type"
-        )
+    wish = Wish(
+        model=body.model,
+        field="texts",
+        texts=body.texts,
+        prompt_name=body.prompt_name,
+        exact_type=body.input_type,
+        truncate=body.truncate,
+    )
+    texts = wish.to_tokenize(ask, tools)
     tokenizer = tools.texts.tokenizer(texts)
     # texts that are too long are shown too, so that callers see by how much
-    work = partial(_encode_texts, tokenizer, truncate, ask.cut)
-    join = partial(_answer, model, tokenizer.max_text_tokens)
+    work = partial(_encode_texts, tokenizer, texts.truncate, ask.cut)
+    join = partial(_answer, texts.model, tokenizer.max_text_tokens)
     return await tools.texts.tokenize_with(texts, work, ask, join)
 
 

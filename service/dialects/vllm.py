@@ -21,29 +21,17 @@ from addnorm.service.engine.manifest import Task
 from addnorm.service.engine.outputs import Logits
 from addnorm.service.engine.tokenizer import Text, Tokenizer
 from addnorm.service.errors import EmptyInput, InvalidInput
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.negotiation import fragment
 from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
 from addnorm.service.wire.route import PlainRoute, Protocol, Route, parts_of
-from addnorm.service.wire.texts.json_answers import (
-    JsonAnswer,
-    Ranking,
-    in_base64,
-    pooled,
-    ranked,
-    span_fields,
-    usage,
-)
-from addnorm.service.wire.texts.reranking import RerankOptions, score_pairs
-from addnorm.service.wire.texts.sequences import OneOrSeveral, Row
-from addnorm.service.wire.texts.text_tasks import (
-    ClassifyOptions,
-    label_scores,
-    want_vectors,
-)
-from addnorm.service.wire.texts.texts import Shown, TextsToTokenize, WindowOptions, check_limit
+from addnorm.service.wire.texts.json_answers import JsonAnswer, Ranking, span_fields, usage
+from addnorm.service.wire.texts.reranking import RerankOptions, pairs
+from addnorm.service.wire.texts.sequences import OneOrSeveral, Row, Wish, vectors
+from addnorm.service.wire.texts.text_tasks import ClassifyOptions, label_scores
+from addnorm.service.wire.texts.texts import Shown, TextsToTokenize, WindowOptions
+from addnorm.service.wire.tools import Tools
 
 
 class _ModelOptions(Strict):
@@ -91,22 +79,22 @@ async def score(body: ScoreRequest, ask: Ask, tools: Tools) -> Encode:
             " text_1, or as many as in text_2",
             param="text_1",
         )
-    pairs = list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
-    texts = _texts(body, "text_2", pairs, "rerank", ask, tools)
-    finish = await score_pairs(ask, tools, texts, "sigmoid", body)
+    queries = first * len(second) if len(first) == 1 else first
+    texts = list(zip(queries, second, strict=True))
     ranking = Ranking(
-        len(pairs),
+        len(texts),
         lambda index, score: {"index": index, "object": "score", "score": score},
         in_order=True,
         unscored=body.unscored("null"),
     )
-    return ranked(finish, _words, ranking)
+    wish = _wish(body, "rerank", "text_2", texts)
+    return await pairs(wish, body, "sigmoid", ask, tools, _words, ranking)
 
 
 async def classify(body: ClassificationRequest, ask: Ask, tools: Tools) -> Encode:
-    texts = _texts(body, "input", body.input, "classify", ask, tools)
+    texts = _wish(body, "classify", "input", body.input).to_tokenize(ask, tools)
     score = await label_scores(ask, tools, texts, ClassifyOptions(windows=body.windows))
-    ask.outputs, ask.field = (Logits(),), "input"
+    ask.outputs = (Logits(),)
     return JsonAnswer(partial(_classes, score))
 
 
@@ -127,10 +115,16 @@ def _classes(score: Callable[[Ask], Iterator[TextScores]], ask: Ask) -> dict[str
 
 
 async def pool(body: PoolingRequest, ask: Ask, tools: Tools) -> Encode:
-    texts = _texts(body, "input", body.input, "embed", ask, tools)
-    await want_vectors(ask, tools, texts, body.dimensions, body.normalize)
-    in_text = body.encoding_format == "base64"
-    return JsonAnswer(in_base64 if in_text else pooled, words=_vectors)
+    wish = _wish(
+        body,
+        "embed",
+        "input",
+        body.input,
+        dimensions=body.dimensions,
+        normalize=body.normalize,
+        in_base64=body.encoding_format == "base64",
+    )
+    return await vectors(wish, ask, tools, _vectors)
 
 
 def _vectors(ask: Ask, vectors: Any) -> dict[str, Any]:
@@ -141,15 +135,20 @@ def _vectors(ask: Ask, vectors: Any) -> dict[str, Any]:
     return _words(ask, entries)
 
 
-def _texts(
-    body: _ModelOptions, field: str, strings: list[Any], task: Task, ask: Ask, tools: Tools
-) -> TextsToTokenize:
-    model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, None, task)
-    check_limit("truncate_prompt_tokens", body.truncate_prompt_tokens, model, model_limit=-1)
-    truncate = tools.texts.cuts(None if body.truncate_prompt_tokens is None else True)
-    texts = TextsToTokenize.prompted(field, strings, truncate, model, prompt_name)
-    sent_truncate = None if body.truncate_prompt_tokens is None else True
-    return texts._replace(can_cut=False, sent_truncate=sent_truncate)
+def _wish(
+    body: _ModelOptions, task: Task, field: str, texts: Sequence[Text], **others: Any
+) -> Wish:
+    num_tokens = body.truncate_prompt_tokens
+    return Wish(
+        model=body.model,
+        task=task,
+        field=field,
+        texts=texts,
+        truncate=None if num_tokens is None else True,
+        can_cut=False,
+        limit=("truncate_prompt_tokens", num_tokens),
+        **others,
+    )
 
 
 def _words(ask: Ask, entries: list[dict[str, Any]]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from addnorm.service.asking.answer import Answers
 from addnorm.service.asking.cache import SequenceCache
 from addnorm.service.asking.fair_queue import FairQueue
 from addnorm.service.asking.gate import Gate
+from addnorm.service.asking.invariance import InvarianceCheck
 from addnorm.service.asking.readiness import Readiness
 from addnorm.service.asking.scheduler import Scheduler
 from addnorm.service.asking.turns import Turns
@@ -27,13 +28,13 @@ from addnorm.service.server.grpc.grpc_calls import GrpcCalls
 from addnorm.service.server.grpc.grpc_listener import GrpcListener
 from addnorm.service.server.table import PROTOCOLS, Table
 from addnorm.service.settings import Settings
-from addnorm.service.wire.codec.decoding import BodyReader, Tools
+from addnorm.service.wire.codec.decoding import BodyReader
 from addnorm.service.wire.route import Parts, Protocol
 from addnorm.service.wire.telemetry.exposition import Exposition
-from addnorm.service.wire.telemetry.invariance import InvarianceCheck
 from addnorm.service.wire.telemetry.metrics import Metrics
 from addnorm.service.wire.telemetry.report import Reporter
 from addnorm.service.wire.texts.texts import TextReader
+from addnorm.service.wire.tools import Tools
 
 KNOWN_ANSWER_SHARE = 0.1  # of a run's longest time: so long a known-answer test may take
 

@@ -18,7 +18,6 @@ from addnorm.service.asking.turns import Turns
 from addnorm.service.engine.registry import Models
 from addnorm.service.loading.repository import Repository
 from addnorm.service.settings import Settings
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.negotiation import JSON
 from addnorm.service.wire.codec.openapi import (
     DEADLINE,
@@ -29,6 +28,7 @@ from addnorm.service.wire.codec.openapi import (
 )
 from addnorm.service.wire.dialect_errors import ErrorFormat
 from addnorm.service.wire.telemetry.exposition import Exposition
+from addnorm.service.wire.tools import Tools
 
 Scope = Literal["infer", "admin", "metrics"]
 # the body as its type -> how its answer is encoded; a route that does not infer makes a Payload, or

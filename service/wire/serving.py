@@ -17,7 +17,7 @@ from addnorm.service.errors import (
     RequestTimeout,
     UnsupportedMediaType,
 )
-from addnorm.service.wire.codec.decoding import RawRequest, Tools, held_bytes
+from addnorm.service.wire.codec.decoding import RawRequest, held_bytes
 from addnorm.service.wire.codec.foreign_fields import header_value
 from addnorm.service.wire.codec.negotiation import (
     JSON,
@@ -31,6 +31,7 @@ from addnorm.service.wire.codec.negotiation import (
 from addnorm.service.wire.codec.payload import Payload, compressing
 from addnorm.service.wire.codec.validation import parse
 from addnorm.service.wire.route import Parts, Route
+from addnorm.service.wire.tools import Tools
 
 ANSWER_BYTES = 64  # for each byte of a body, of which each may be a token
 TIMEOUT_HEADER = "x-request-timeout-ms"

@@ -198,6 +198,15 @@ def test_the_headers_tell_the_times_in_milliseconds(task_client: httpx.Client, p
     assert int(answer.headers["x-compute-tokens"]) > num_texts
 
 
+def test_a_prompt_is_none_of_the_callers_characters(task_client: httpx.Client) -> None:
+    body = {**GOOD["/similarity"], "parameters": {"prompt_name": "query"}}
+    plain, prompted = (
+        task_client.post("/similarity", json=sent).headers for sent in (GOOD["/similarity"], body)
+    )
+    assert prompted["x-compute-characters"] == plain["x-compute-characters"]
+    assert int(prompted["x-compute-tokens"]) > int(plain["x-compute-tokens"])
+
+
 def test_info_describes_the_model_that_embeds(task_client: httpx.Client) -> None:
     info = task_client.get("/info").json()
     assert info["model_id"] == "embedder/1"

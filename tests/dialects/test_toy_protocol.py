@@ -14,13 +14,13 @@ from addnorm.service.engine.registry import Models
 from addnorm.service.server.table import PROTOCOLS
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.negotiation import written
 from addnorm.service.wire.codec.payload import Encode, Payload
 from addnorm.service.wire.codec.safetensors_body import SAFETENSORS
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.dialect_errors import MESSAGE, error_format
 from addnorm.service.wire.route import Protocol, Route
+from addnorm.service.wire.tools import Tools
 from tests.conftest import OWN, serving
 from tests.support import web
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from addnorm.export import sources, vector_ranges
-from addnorm.export.certificate import authors, tolerances
+from addnorm.export import sources
+from addnorm.export.certificate import authors, tolerances, vector_ranges
 from addnorm.export.certificate.served import path_of
 from addnorm.export.wishes import Wishes
 from addnorm.service.engine import bundle as bundles

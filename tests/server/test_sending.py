@@ -20,11 +20,11 @@ from addnorm.service.engine.registry import Models
 from addnorm.service.server.table import PROTOCOLS
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
 from addnorm.service.wire.route import PlainRoute, Protocol, Route
 from addnorm.service.wire.serving import ANSWER_BYTES
+from addnorm.service.wire.tools import Tools
 from tests.conftest import OWN, client_of
 from tests.support.waiting import PATIENCE_S, eventually, runs_held_up
 

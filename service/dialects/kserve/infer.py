@@ -10,22 +10,19 @@ from numpy.typing import NDArray
 from addnorm.service.asking.ask import Ask
 from addnorm.service.dialects.kserve import tensors
 from addnorm.service.dialects.kserve.metadata import ref
-from addnorm.service.dialects.kserve.schema import (
-    EXAMPLES,
-    V2InferRequest,
-    V2InferResponse,
-)
+from addnorm.service.dialects.kserve.schema import EXAMPLES, V2InferRequest, V2InferResponse
 from addnorm.service.dialects.kserve.tensors import LENGTH_HEADER, NativeTensor
 from addnorm.service.engine.batch import Batch, Padding, from_grid
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Pooled
 from addnorm.service.errors import InvalidInput, UnknownField
-from addnorm.service.wire.codec.decoding import RawRequest, Tools
+from addnorm.service.wire.codec.decoding import RawRequest
 from addnorm.service.wire.codec.negotiation import JSON, OCTETS, written
 from addnorm.service.wire.codec.openapi import body_schema, by_name_and_path
 from addnorm.service.wire.codec.payload import Encode, Payload
 from addnorm.service.wire.codec.safetensors_body import raw_bytes
 from addnorm.service.wire.route import Route
+from addnorm.service.wire.tools import Tools
 
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 UNSUPPORTED_PARAMETERS = {

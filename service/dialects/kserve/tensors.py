@@ -22,10 +22,11 @@ from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import OUTPUTS, AsItIs, OutputKind, OutputKinds
 from addnorm.service.engine.tokenizer import Text
 from addnorm.service.errors import InvalidInput
-from addnorm.service.wire.codec.decoding import RawRequest, Tools
+from addnorm.service.wire.codec.decoding import RawRequest
 from addnorm.service.wire.codec.shown import shown
 from addnorm.service.wire.codec.validation import with_whole_floats
 from addnorm.service.wire.texts.texts import TextsToTokenize, check_size
+from addnorm.service.wire.tools import Tools
 
 LENGTH_HEADER = "inference-header-content-length"  # of the JSON in front of the bytes, in bytes
 

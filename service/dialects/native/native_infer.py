@@ -20,16 +20,17 @@ from addnorm.service.engine.outputs.output import OutputParameters
 from addnorm.service.engine.outputs.values import VectorDType
 from addnorm.service.errors import InvalidInput, UnsupportedMediaType
 from addnorm.service.wire.codec import safetensors_body as tensors
-from addnorm.service.wire.codec.decoding import RawRequest, Tools
+from addnorm.service.wire.codec.decoding import RawRequest
 from addnorm.service.wire.codec.negotiation import JSON, negotiate, sent_type, written
 from addnorm.service.wire.codec.payload import Encode, Payload
 from addnorm.service.wire.codec.safetensors_body import SAFETENSORS, Arrays
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.route import Route
 from addnorm.service.wire.texts import spans
-from addnorm.service.wire.texts.sequences import Integers
+from addnorm.service.wire.texts.sequences import Integers, Wish
 from addnorm.service.wire.texts.spans import Ranges
-from addnorm.service.wire.texts.texts import MODEL, PROMPT_NAME, Texts, TextsToTokenize
+from addnorm.service.wire.texts.texts import MODEL, PROMPT_NAME, Texts
+from addnorm.service.wire.tools import Tools
 
 Fields = TypeVar("Fields", bound="Options")
 Kinds = Mapping[str, OutputKind]  # of the outputs that a request asks for, by name
@@ -264,8 +265,8 @@ BINARY = {
 
 async def infer(body: InferRequest, ask: Ask, tools: Tools) -> None:
     """Takes a request of token ids or of texts. InvalidInput names the field."""
-    model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name)
     if body.texts is None:
+        model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name)
         ask.batch, ask.padding = await tools.bodies.read(
             ask.num_body_bytes, ask, _from_lists, body, prompt_name
         )
@@ -279,18 +280,18 @@ async def infer(body: InferRequest, ask: Ask, tools: Tools) -> None:
             " attention_mask and token_type_ids",
             param="texts",
         )
-    truncate = tools.texts.cuts(body.truncate)
-    if body.input_type is None:
-        texts = TextsToTokenize.prompted("texts", body.texts, truncate, model, prompt_name)
-    elif prompt_name is None:
-        texts = TextsToTokenize.typed("texts", body.texts, truncate, model, body.input_type)
-    else:
-        raise InvalidInput(
-            f"input_type is {body.input_type!r}, and the prompt {prompt_name[:60]!r} is set as"
-            " well: send one of them, because the input type chooses the prompt",
-            param="input_type",
-        )
-    kinds = _kinds(body, model.bundle)  # what cannot be had is rejected before texts are tokenized
+    wish = Wish(
+        model=body.model,
+        field="texts",
+        texts=body.texts,
+        prompt_name=body.prompt_name,
+        exact_type=body.input_type,
+        truncate=body.truncate,
+    )
+    texts = wish.to_tokenize(ask, tools)
+    kinds = _kinds(
+        body, texts.model.bundle
+    )  # what cannot be had is rejected before texts are tokenized
     if body.spans is None:
         ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
         _want(ask, body, None, kinds)

@@ -9,20 +9,21 @@ from pydantic import BaseModel, Field
 from addnorm.service.asking.ask import Ask
 from addnorm.service.dialects.native.native_infer import Usage, usage
 from addnorm.service.engine.manifest import Precision, Task
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.route import Route
 from addnorm.service.wire.texts import extraction, text_tasks
 from addnorm.service.wire.texts.extraction import ExtractOptions
 from addnorm.service.wire.texts.json_answers import Finish, JsonAnswer
+from addnorm.service.wire.texts.sequences import Wish
 from addnorm.service.wire.texts.text_tasks import (
     ClassifyOptions,
     FillMaskOptions,
     TagOptions,
     ZeroShotOptions,
 )
-from addnorm.service.wire.texts.texts import PRECISION, PROMPT_NAME, Texts, TextsToTokenize
+from addnorm.service.wire.texts.texts import PRECISION, PROMPT_NAME, Texts
+from addnorm.service.wire.tools import Tools
 
 
 class TextsRequest(Strict):
@@ -127,12 +128,16 @@ async def infer(
     task: Task, run: Callable[..., Awaitable[Finish]], body: TextsRequest, ask: Ask, tools: Tools
 ) -> Encode:
     """run: see `texts/text_tasks.py`. InvalidInput names the field."""
-    model, prompt = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name, task)
-    truncate = tools.texts.cuts(body.truncate)
-    texts = TextsToTokenize.prompted("texts", body.texts, truncate, model, prompt)
-    texts = texts._replace(sent_truncate=body.truncate)
-    ask.precision = body.precision or ask.precision
-    finish = await run(ask, tools, texts, body)
+    wish = Wish(
+        model=body.model,
+        task=task,
+        precision=body.precision,
+        field="texts",
+        texts=body.texts,
+        prompt_name=body.prompt_name,
+        truncate=body.truncate,
+    )
+    finish = await run(ask, tools, wish.to_tokenize(ask, tools), body)
     return JsonAnswer(
         lambda ask: {
             "model": ask.model.answered_name,

@@ -94,7 +94,9 @@ class Logits(LogitsOutput[ByRow]):
         return 'ask for "outputs": ["activations"], or "logits": {"top_k": 5}'
 
     def make(self, inputs: OutputInputs) -> ByRow:
-        return self._run_head(inputs)
+        rows = inputs.head_rows(self.pick(inputs.bundle))
+        logits = run_head(inputs.engine, self.name, rows, self.width(inputs.bundle))
+        return self.laid_out(logits, inputs)
 
 
 @dataclass(frozen=True, eq=False)

@@ -239,9 +239,3 @@ class Output(Generic[Value_co]):
         if self.pick(inputs.bundle) == "every":
             return by_token(inputs.padding, values, fill)
         return Dense(inputs.padding.scatter_rows(values, fill))
-
-    def _run_head(self, inputs: OutputInputs) -> ByRow:
-        """The head's answer to its rows, in the caller's layout."""
-        rows = inputs.head_rows(self.pick(inputs.bundle))
-        values = run_head(inputs.engine, self.name, rows, self.width(inputs.bundle))
-        return self.laid_out(values, inputs)

@@ -1,5 +1,4 @@
-"""Arguments of every protocol's `decode`: the request as it was sent, and the tools to read it, in
-pieces that hold up nobody. Knows no sockets."""
+"""A request as it was sent, and its body read in pieces that hold up nobody. Knows no sockets."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,16 +6,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from addnorm.service.asking.answer import QUICK_BYTES, Answers
+from addnorm.service.asking.answer import QUICK_BYTES
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.turns import Arguments, Done, Turns
-from addnorm.service.engine.registry import Models
 from addnorm.service.settings import Settings
 from addnorm.service.wire.codec.foreign_fields import IgnoredFields
 from addnorm.service.wire.codec.negotiation import Headers, decompress, sent_type
 from addnorm.service.wire.codec.safetensors_body import SAFETENSORS
 from addnorm.service.wire.codec.validation import Body, fit, parse
-from addnorm.service.wire.texts.texts import TextReader
 
 MEDIUM_BYTES = 256 * 1024  # take about 10 ms, in pieces that hold up nobody; 8 MB have one of 40 ms
 # What Python holds of JSON, about: for each value its object, and a place in a list and an array.
@@ -66,15 +63,6 @@ class BodyReader:
         fit, and on a route of ours one that the model does not have."""
         note = None if ask.ignored is None else partial(self._ignored.note, ask.ignored)
         return await self.read(num_bytes, ask, fit, model, value, note)
-
-
-class Tools(NamedTuple):
-    """Shared by all requests."""
-
-    models: Models
-    bodies: BodyReader
-    texts: TextReader
-    answers: Answers
 
 
 class RawRequest(NamedTuple):

@@ -22,7 +22,6 @@ from addnorm.service.engine.outputs.name_logits import NO_TOKEN, NameLogits, Pla
 from addnorm.service.engine.tokenizer import PROBE, Text
 from addnorm.service.engine.windows import Windows, overlap_in
 from addnorm.service.errors import InvalidInput, TooManyWindows
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.texts.json_answers import Finish
 from addnorm.service.wire.texts.texts import (
     TextsToTokenize,
@@ -32,6 +31,7 @@ from addnorm.service.wire.texts.texts import (
     check_size,
     json_bytes,
 )
+from addnorm.service.wire.tools import Tools
 
 WORD = re.compile(r"\w+(?:[-_]\w+)*|\S")  # gliner's WhitespaceTokenSplitter
 NAME_BYTES = 100  # of a name as JSON, about, beside its text and its label
@@ -124,7 +124,7 @@ async def _extract(
             checkpoint()
 
     ask.outputs = (NameLogits([row.places for row in rows if row.words]),)
-    ask.field, num_words = texts.field, sum(len(row.words) for row in rows)
+    num_words = sum(len(row.words) for row in rows)
     ask.answer_bytes = NAME_BYTES * num_words + 2 * json_bytes(map(str, texts.texts))
     return finish
 

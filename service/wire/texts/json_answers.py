@@ -9,12 +9,12 @@ from typing import Any, Literal, NamedTuple
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.tasks.classification import Scored, Span, best
 from addnorm.service.asking.tasks.similarity import similarities
-from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Pooled, PooledSpans, PooledWindows
 from addnorm.service.wire.codec.negotiation import written
 from addnorm.service.wire.codec.payload import Payload, base64_of
 
 Shape = Callable[[Ask], Any]  # outputs -> the answer as JSON has it
+Words = Callable[[Ask, Any], Any]  # the answer that has the vectors of a `Shape`
 # the outputs -> a result for each text, in the order sent; each is made when it is asked for, so
 # that not all are held
 Finish = Callable[[Ask], Iterator[Any]]
@@ -23,11 +23,11 @@ Finish = Callable[[Ask], Iterator[Any]]
 @dataclass(frozen=True)
 class JsonAnswer:
     """Encodes a response. times: headers from the seconds of the stages, where the dialect has
-    such. words: the answer that has the vectors that `shape` made; None: that is the answer."""
+    such. words: None: what `shape` makes is the answer."""
 
     shape: Shape
     times: Callable[[Ask], Mapping[str, str]] | None = None
-    words: Callable[[Ask, Any], Any] | None = None
+    words: Words | None = None
 
     def __call__(self, ask: Ask) -> Payload:
         vectors = self.shape(ask)
@@ -47,14 +47,10 @@ def in_base64(ask: Ask) -> list[str]:
     return list(map(base64_of, pooled(ask)))
 
 
-def compared(model: Model) -> JsonAnswer:
+def likeness(ask: Ask) -> Any:
     """The likeness of the first vector to each of the others, as the model's authors compare."""
-
-    def shape(ask: Ask) -> Any:
-        vectors = pooled(ask)
-        return similarities(model.bundle.manifest.similarity, vectors[0], vectors[1:])
-
-    return JsonAnswer(shape)
+    vectors = pooled(ask)
+    return similarities(ask.model.bundle.manifest.similarity, vectors[0], vectors[1:])
 
 
 # What an answer has for a text without a score. "number": one below all scores, which every client
@@ -112,8 +108,7 @@ def numbers_below(scores: Iterable[Any], num: int) -> list[float]:
 
 
 def ranked(finish: Finish, words: Callable[..., Any], *rankings: Ranking) -> JsonAnswer:
-    """The scores of `reranking.score_pairs`. words: the answer, from the response and the entries
-    of each ranking."""
+    """Scores as rankings. words: the answer, from the response and the entries of each ranking."""
 
     def shape(ask: Ask) -> Any:
         scores, entries, start = finish(ask), list[list[dict[str, Any]]](), 0

@@ -1,11 +1,12 @@
-"""Pairs of texts -> scores, whatever the protocol. A cascade's first stage, which says what a
-reranker scores, is an ask of its own.
+"""The road from pairs of texts to rankings, whatever the protocol. A cascade's first stage, which
+says what a reranker scores, is an ask of its own.
 """
 
 import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,15 +19,15 @@ from addnorm.service.asking.tasks.classification import Function
 from addnorm.service.asking.tasks.max_sim import max_sims
 from addnorm.service.engine.batch import Batch, Floats, Padding
 from addnorm.service.engine.manifest import WindowRule
-from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Logits, Output, Pooled, TokenVectors
 from addnorm.service.engine.outputs.per_token import counted
 from addnorm.service.errors import DeadlineNotMet, InvalidInput
-from addnorm.service.wire.codec.decoding import Tools
-from addnorm.service.wire.texts.json_answers import Finish, Unscored, compared
-from addnorm.service.wire.texts.sequences import add_type_prompt
-from addnorm.service.wire.texts.text_tasks import LABEL_BYTES, want
+from addnorm.service.wire.codec.validation import agreed
+from addnorm.service.wire.texts.json_answers import JsonAnswer, Ranking, Unscored, likeness, ranked
+from addnorm.service.wire.texts.sequences import Wish, add_type_prompt
+from addnorm.service.wire.texts.text_tasks import LABEL_BYTES
 from addnorm.service.wire.texts.texts import TextsToTokenize, WindowOptions, check_rule
+from addnorm.service.wire.tools import Tools
 
 TIME_SHARE = 0.5  # of the time of an ask that ends in time
 # of the sequences that are there: pairs, or windows of pairs
@@ -74,20 +75,44 @@ class RerankOptions(WindowOptions):
         return "number" if self.max_time_ms is None else as_asked
 
 
-async def score_pairs(
+class BestOptions(RerankOptions):
+    top_n: int | None = Field(
+        None, ge=0, description="Only the best so many; all by default, and for 0."
+    )
+    top_k: int | None = Field(None, ge=0, description="`top_n`, as Voyage and others call it.")
+    raw_scores: bool = Field(
+        False, description="Whether scores are the model's own numbers, instead of 0 to 1."
+    )
+
+    @property
+    def num_best(self) -> int | None:
+        """InvalidInput if the two differ."""
+        return agreed(top_n=self.top_n, top_k=self.top_k) or None
+
+    @property
+    def function(self) -> Function:
+        return "none" if self.raw_scores else "sigmoid"
+
+
+async def pairs(
+    wish: Wish,
+    options: RerankOptions,
+    function: Function,
     ask: Ask,
     tools: Tools,
-    texts: TextsToTokenize,
-    function: Function | None,
-    options: RerankOptions,
+    words: Callable[..., Any],
+    *rankings: Ranking,
     answer_bytes: int = 0,
-) -> Finish:
-    """The `Scored` of each pair, for a model that can rerank; None of one that the time
-    did not suffice for, or that the first stage of the alias put behind those that it keeps.
+) -> JsonAnswer:
+    """The rankings of the wish's pairs by a model that can rerank. Without a score are those that
+    the time did not suffice for, and those that the first stage of the alias put behind the ones
+    that it keeps. InvalidInput names the field.
 
-    answer_bytes: of what the protocol adds to the scores.
+    words: the answer, from the response and the entries of each ranking. answer_bytes: of what the
+    dialect adds to the scores.
     """
-    texts = tools.texts.in_windows(texts, options.window_rule(), ask)
+    wish = replace(wish, task="rerank", takes_prompt=False)
+    texts = tools.texts.in_windows(wish.to_tokenize(ask, tools), options.window_rule(), ask)
     texts = texts._replace(
         split_part=1,
         most_windows=options.max_chunks_per_doc or None,
@@ -102,9 +127,9 @@ async def score_pairs(
     if alias.first:
         ask.order = await order_by_likeness(alias.first, texts, ask, tools)
         chosen = ask.order[: alias.keep]
-        pairs = [texts.texts[index] for index in chosen]
         texts = texts._replace(
-            texts=pairs, named=lambda at, part: all_texts.place(chosen[at], part)
+            texts=[texts.texts[index] for index in chosen],
+            named=lambda at, part: all_texts.place(chosen[at], part),
         )
     if ask.max_time_s < math.inf:
         texts = tools.texts.in_time(texts, ask)
@@ -127,8 +152,8 @@ async def score_pairs(
             ask.scored, ask.num_late = (len(pair_scores), num), len(chosen) - len(pair_scores)
         return iter(scores)
 
-    want(ask, texts, output, LABEL_BYTES * num + answer_bytes)
-    return finish
+    ask.outputs, ask.answer_bytes = (output,), LABEL_BYTES * num + answer_bytes
+    return ranked(finish, words, *rankings)
 
 
 def _of_best_windows(
@@ -257,7 +282,7 @@ async def order_by_likeness(
             )
             first.padding = Padding(first.batch.lengths, None)
             first.outputs, first.field = (Pooled.for_comparison(model.bundle),), pairs.field
-            first.encode = partial(_likeness, model)
+            first.encode = _likeness
             alike = await tools.answers.answer(first)
     except DeadlineNotMet:
         if not first.in_time:
@@ -274,9 +299,9 @@ async def order_by_likeness(
     return [*best_first, *sorted(set(range(len(documents))) - set(best_first))]
 
 
-def _likeness(model: Model, ask: Ask) -> Sequence[np.float32]:
+def _likeness(ask: Ask) -> Sequence[np.float32]:
     """The likeness of the query to each document that is there. Empty where it is not there."""
     if ask.there and ask.there[0] != 0:
         return ()
-    likeness: Sequence[np.float32] = compared(model).shape(ask)
-    return likeness
+    numbers: Sequence[np.float32] = likeness(ask)
+    return numbers

@@ -17,9 +17,8 @@ from addnorm.service.asking.tasks.window_scores import Joining, TextScores, besi
 from addnorm.service.engine.batch import Batch, Floats, Ints
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.manifest import WindowRule
-from addnorm.service.engine.outputs import Logits, LogitsAt, Output, Pooled
+from addnorm.service.engine.outputs import Logits, LogitsAt
 from addnorm.service.engine.windows import Window
-from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.texts import extraction
 from addnorm.service.wire.texts.json_answers import Finish
@@ -33,6 +32,7 @@ from addnorm.service.wire.texts.texts import (
     json_bytes,
     text_with_label,
 )
+from addnorm.service.wire.tools import Tools
 
 MAX_LABEL_CHARACTERS = 1000  # of a candidate label; a hypothesis is cut to what the model takes
 MAX_TEMPLATE_CHARACTERS = 1000
@@ -100,20 +100,6 @@ class ZeroShotOptions(WindowOptions):
     )
 
 
-async def want_vectors(
-    ask: Ask,
-    tools: Tools,
-    texts: TextsToTokenize,
-    dimensions: int | None = None,
-    normalize: bool | None = None,
-) -> None:
-    """A vector for each text. normalize: None: as the model's authors do it."""
-    if normalize is None:
-        normalize = texts.model.bundle.manifest.normalize
-    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
-    ask.outputs, ask.field = (Pooled(normalize=normalize, dimensions=dimensions),), texts.field
-
-
 async def classify(
     ask: Ask, tools: Tools, texts: TextsToTokenize, options: ClassifyOptions
 ) -> Finish:
@@ -125,7 +111,7 @@ async def classify(
         for scores, logits, spans in score(ask):
             yield classification.rank_labels(scores, logits, labels, options.top_k, spans)
 
-    want(ask, texts, Logits(), len(texts.texts) * _label_bytes(labels))
+    ask.outputs, ask.answer_bytes = (Logits(),), len(texts.texts) * _label_bytes(labels)
     return finish
 
 
@@ -201,7 +187,7 @@ async def zero_shot(
                 result.scores, result.logits, candidates, spans=result.spans
             )
 
-    want(ask, texts, Logits(), len(texts.texts) * _label_bytes(candidates))
+    ask.outputs, ask.answer_bytes = (Logits(),), len(texts.texts) * _label_bytes(candidates)
     return finish
 
 
@@ -270,7 +256,10 @@ async def tag(ask: Ask, tools: Tools, texts: TextsToTokenize, options: TagOption
             )
 
     kept_bytes = json_bytes(read_texts)
-    want(ask, texts, Logits(), ENTITY_BYTES * ask.batch.num_tokens + 2 * kept_bytes)
+    ask.outputs, ask.answer_bytes = (
+        (Logits(),),
+        ENTITY_BYTES * ask.batch.num_tokens + 2 * kept_bytes,
+    )
     return finish
 
 
@@ -301,7 +290,7 @@ async def fill_masks(
     num_each = min(top_k, len(masks.targets or range(width)))
     # beside the response: the logits, all of which are held
     answer_bytes = num_each * (masks.text_bytes + ENTITY_BYTES * num_masks) + 4 * num_masks * width
-    want(ask, texts, LogitsAt(tokens=masks.places), answer_bytes)
+    ask.outputs, ask.answer_bytes = (LogitsAt(tokens=masks.places),), answer_bytes
     return finish
 
 
@@ -347,7 +336,3 @@ def _label_bytes(labels: Sequence[str]) -> int:
 def _labels(texts: TextsToTokenize) -> Sequence[str]:
     bundle = texts.model.bundle
     return classification.label_names(bundle.manifest.labels, bundle.width("logits"))
-
-
-def want(ask: Ask, texts: TextsToTokenize, output: Output[Any], answer_bytes: int) -> None:
-    ask.outputs, ask.field, ask.answer_bytes = (output,), texts.field, answer_bytes

@@ -29,13 +29,7 @@ from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.manifest import InputType, WindowRule
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.tokenizer import CannotCut, Text, Tokenizer
-from addnorm.service.engine.windows import (
-    WholeText,
-    Window,
-    Windows,
-    num_windows,
-    overlap_in,
-)
+from addnorm.service.engine.windows import WholeText, Window, Windows, num_windows, overlap_in
 from addnorm.service.errors import EmptyInput, InvalidInput, TooManyWindows
 from addnorm.service.settings import Settings
 from addnorm.service.wire.codec.negotiation import fragment
@@ -397,16 +391,11 @@ class TextReader:
                 param=field,
             )
 
-    def cuts(
-        self, sent: bool | None, by_default: bool = False, texts: Sequence[object] = ("",)
-    ) -> bool:
+    def cuts(self, sent: bool | None, by_default: bool = False) -> bool:
         """True if texts that are too long are cut: the request says so, or the setting, or
-        by_default: what the route is modelled on does. Token ids are never cut: what was sent for
-        them is rejected."""
+        by_default: what the route is modelled on does."""
         if sent is not None:
             return sent
-        if not texts or not isinstance(texts[0], str):
-            return False
         return by_default if self.settings.truncate is None else self.settings.truncate
 
     def tokenizer(self, to_tokenize: TextsToTokenize) -> Tokenizer:
@@ -464,18 +453,6 @@ def check_single(field: str, texts: Sequence[Text], option: str | None = None) -
     raise InvalidInput(
         f"{option} is set, but {pair}: it applies to single texts only", param=option
     )
-
-
-def check_limit(field: str, sent: int | None, model: Model, model_limit: int | None = None) -> None:
-    """InvalidInput if texts would have to be cut shorter than the model cuts them. model_limit: a
-    number that stands for the model's own limit."""
-    limit = model.bundle.manifest.limits.max_text_tokens
-    if sent is not None and sent != model_limit and sent < limit:
-        raise InvalidInput(
-            f"{field} is {sent}: {model.bundle.ref} truncates texts to {limit} tokens, and to no"
-            " other number: leave it out",
-            param=field,
-        )
 
 
 def check_rule(rule: WindowRule | None, take: Literal["max", "mean"] | None, reason: str) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from addnorm.service.asking.invariance import MAX_KEPT, InvarianceCheck
 from addnorm.service.asking.scheduler import Scheduler
 from addnorm.service.engine.batch import Batch, Rows
 from addnorm.service.engine.target import Target
-from addnorm.service.wire.telemetry.invariance import MAX_KEPT, InvarianceCheck
 from addnorm.service.wire.telemetry.metrics import Metrics
 from tests.conftest import client_of, inference_of
 from tests.support.metrics import samples, value
