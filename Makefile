@@ -52,7 +52,7 @@ browser: .venv/ready  ## Chromium, its driver, selenium and axe-core, which the 
 bench: .venv/ready  ## measure beside a naive server, and beside other engines if build/engines/ready was made; 20 minutes
 	$(PYTHON) -m benchmarks bench $$(test -f build/engines/ready && echo engines)
 
-proofs: .venv/ready  ## make every claim again, one proof after another, in about three hours; a second call goes on where the first stopped
+proofs: .venv/ready  ## make every claim again, one proof after another, in three to four hours; a second call goes on where the first stopped
 	$(PYTHON) -m benchmarks.proofs
 
 container-test:  ## build and run the image and the compose file with a real Docker engine (root needed)

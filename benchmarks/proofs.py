@@ -16,14 +16,15 @@ from xml.etree import ElementTree
 
 from benchmarks import needs, processes
 from benchmarks.findings import BUILD, Findings
-from benchmarks.registry import EXPERIMENTS, PROOFS, Experiment, Proof
+from benchmarks.registry import ALL, Experiment, Proof
 from benchmarks.report import DIRTY, Report, commit
 from benchmarks.tables import table
 
 Proofs = Mapping[str, Experiment | Proof]
-ALL: Proofs = {
-    **{name: entry for name, entry in EXPERIMENTS.items() if not entry.needs_gpu},
-    **PROOFS,
+WITHOUT_GPU = {
+    name: proof
+    for name, proof in ALL.items()
+    if not (isinstance(proof, Experiment) and proof.needs_gpu)
 }
 OUT, TESTS = BUILD / "benchmarks", "tests/opt_in"
 PASSED, FELL, SKIPPED = "passed", "FELL", "skipped"
@@ -61,13 +62,12 @@ def findings_of(file: Path, status: int) -> Findings:
 
 
 def main(
-    proofs: Proofs = ALL,
+    proofs: Proofs = WITHOUT_GPU,
     run_one: Callable[[str, Experiment | Proof], int] = run,
     out: Path = OUT,
-    here: str | None = None,
+    checkout: Path = Path(),
 ) -> int:
-    """here: the commit."""
-    here = commit(Path.cwd()) if here is None else here
+    here = commit(checkout)
     if not here or here.endswith(DIRTY):
         print("There are changes that are not committed: a second call begins anew.", flush=True)
     left = [name for name in proofs if not _has_passed(name, here, out)]
@@ -78,6 +78,9 @@ def main(
         minutes = sum(proofs[each].minutes for each in left[number:])
         print(f"\n[{number + 1} of {len(left)}] {name}; {minutes:g} minutes left", flush=True)
         outcomes[name] = _prove(name, proofs[name], run_one, out)
+        print(
+            *filter(None, (f"{name}: {outcomes[name][0]}", outcomes[name][1])), sep="; ", flush=True
+        )
     rows = [(name, outcome, words) for name, (outcome, words) in outcomes.items()]
     print(f"\n{table(('proof', 'outcome', 'why'), rows)}")
     kept = [name for name, (outcome, _) in outcomes.items() if outcome != SKIPPED]
@@ -113,10 +116,12 @@ def _prove(
         needs.make(wanted)
     except subprocess.CalledProcessError as error:
         return SKIPPED, str(error)
-    if status := run_one(name, proof):
-        missed = Report(out).read().get(name, {}).get("missed")
-        return FELL, "; ".join(missed or [f"it ended with {status}, without a report"])
-    return PASSED, ""
+    before = Report(out).read().get(name)
+    if not (status := run_one(name, proof)):
+        return PASSED, ""
+    entry = Report(out).read().get(name)
+    missed = entry["missed"] if entry and entry != before else []
+    return FELL, "; ".join(missed or [f"it ended with {status}, without a report"])
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 `make proofs` runs them in this order: first those that measure speed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -219,3 +219,4 @@ PROOFS = {
         (SERVED, "chromedriver"),
     ),
 }
+ALL: Mapping[str, Experiment | Proof] = {**EXPERIMENTS, **PROOFS}  # in the order of `make proofs`

@@ -19,8 +19,9 @@ DIRTY = "-dirty"
 class Report:
     """One process writes at a time."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, checkout: Path = Path()) -> None:
+        """checkout: whose commit is noted."""
+        self._folder, self._checkout = folder, checkout
         folder.mkdir(parents=True, exist_ok=True)
         self._where = machine()  # before the run: how busy it was
 
@@ -35,7 +36,7 @@ class Report:
     def add(self, name: str, findings: Findings) -> str:
         """Puts it in place of an earlier run, and draws its plots. -> its Markdown"""
         entry = {
-            "commit": commit(Path.cwd()),
+            "commit": commit(self._checkout),
             "machine": self._where,
             "missed": list(findings.missed),
             "report": findings.markdown(),

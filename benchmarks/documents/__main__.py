@@ -62,7 +62,7 @@ def text_of(name: str, runs: figures.Kept, root: Path = ROOT) -> str:
     if name in TABLES:
         return TABLES[name]()
     if name == "proofs":
-        return proofs.proofs_table(runs, pages(root))
+        return proofs.proofs_table(runs, pages(root), root)
     if name == "headlines":
         return figures.headlines_table(runs)
     if name == "models":
@@ -74,12 +74,16 @@ def text_of(name: str, runs: figures.Kept, root: Path = ROOT) -> str:
     return figures.figure(runs, name)
 
 
-def main(words: Sequence[str] | None = None, root: Path = ROOT) -> int:
+def main(
+    words: Sequence[str] | None = None,
+    root: Path = ROOT,
+    most_commits: int = figures.MOST_COMMITS,
+) -> int:
     arguments = _parser().parse_args(words)
     if arguments.keep:
         figures.keep(arguments.keep, Report(arguments.runs), root / figures.KEPT)
-    runs = figures.with_ages(figures.read(root / figures.KEPT), root)
-    old = list(_old_figures(root / "README.md", runs))
+    runs = figures.with_ages(figures.read(root / figures.KEPT), root, most_commits)
+    old = list(_old_figures(root / "README.md", runs, most_commits))
     print(*old, sep="\n", end="\n" * bool(old), file=sys.stderr)
     stale = list(map(str, _write(root, runs, arguments.check)))
     if stale and arguments.check:
@@ -87,14 +91,14 @@ def main(words: Sequence[str] | None = None, root: Path = ROOT) -> int:
     return int(bool(stale or old) and arguments.check)
 
 
-def _old_figures(page: Path, runs: figures.Kept) -> Iterator[str]:
+def _old_figures(page: Path, runs: figures.Kept, most_commits: int) -> Iterator[str]:
     """A sentence for each run that the page quotes and whose code has changed since."""
     blocks = (block["name"] for block in BLOCK.finditer(page.read_text()))
     for name in sorted({name for block in blocks for name in figures.experiments_of(block)}):
-        if figures.is_old(runs.get(name, {})):
+        if runs.get(name, {}).get("is_old"):
             yield (
                 f"{page.name} quotes `{name}`, measured {runs[name]['age']} commits of its code"
-                f" ago, at most {figures.MOST_COMMITS}: `python -m benchmarks {name}`, then"
+                f" ago, at most {most_commits}: `python -m benchmarks {name}`, then"
                 f" `python -m benchmarks.documents --keep {name}`"
             )
 

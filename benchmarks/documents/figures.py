@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.registry import EXPERIMENTS, GROUPS, PROOFS
+from benchmarks.registry import ALL, EXPERIMENTS, GROUPS
 from benchmarks.report import Report, commits_since
 from benchmarks.tables import table
 
@@ -49,19 +49,17 @@ def read(path: Path) -> dict[str, Mapping[str, Any]]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def with_ages(runs: Kept, root: Path) -> Kept:
+def with_ages(runs: Kept, root: Path, most_commits: int = MOST_COMMITS) -> Kept:
     """The entries with `age`: the commits since that changed what they measure, or None where git
-    does not know."""
-    entries = {**EXPERIMENTS, **PROOFS}
-    return {
-        name: {**entry, "age": commits_since(entry["commit"], entries[name].measures, root)}
+    does not know; and with `is_old`."""
+    ages = {
+        name: commits_since(entry["commit"], ALL[name].measures, root)
         for name, entry in runs.items()
     }
-
-
-def is_old(entry: Mapping[str, Any]) -> bool:
-    """False where git does not know."""
-    return (entry.get("age") or 0) > MOST_COMMITS
+    return {
+        name: {**entry, "age": ages[name], "is_old": (ages[name] or 0) > most_commits}
+        for name, entry in runs.items()
+    }
 
 
 def keep(names: Sequence[str], report: Report, path: Path) -> None:
@@ -111,7 +109,7 @@ def table_of(runs: Kept, name: str) -> str:
 
 def where(entry: Mapping[str, Any]) -> str:
     """One sentence: commit and machine."""
-    facts = [f"{entry['commit']}{OLD if is_old(entry) else ''}"]
+    facts = [f"{entry['commit']}{OLD if entry.get('is_old') else ''}"]
     for name, fact in entry["machine"].items():
         short = f"{fact:.3g}" if isinstance(fact, float) else str(fact)
         facts.append(f"{name.replace('_', ' ')} {short}")
@@ -192,7 +190,7 @@ def headlines_table(runs: Kept) -> str:
 
 
 class Model(NamedTuple):
-    """A model of the hub. shape: of benchmarks.families. longest: tokens of a text or a pair."""
+    """A model of the hub. shape: of benchmarks.shapes. longest: tokens of a text or a pair."""
 
     name: str
     task: str

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.documents import figures
-from benchmarks.registry import EXPERIMENTS, PROOFS
+from benchmarks.registry import ALL, EXPERIMENTS, PROOFS
 from benchmarks.tables import table
 
 BLOCK = re.compile(r"<!-- begin: ([^>\n]+?) -->")
@@ -14,16 +14,16 @@ NO_CLAIMS = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")
 OF_CLIENTS = "clients"  # the block that lists what `client_packages` asserts
 
 
-def proofs_table(runs: figures.Kept, pages: Sequence[Path]) -> str:
+def proofs_table(runs: figures.Kept, pages: Sequence[Path], root: Path) -> str:
     commands = {name: f"python -m benchmarks {name}" for name in EXPERIMENTS}
     commands |= {name: f"pytest -m {name}" for name in PROOFS}
     rows = []
-    for name, proof in {**EXPERIMENTS, **PROOFS}.items():
-        claims = (page.name for page in pages_of(name, pages))
+    for name, proof in ALL.items():
+        claims = (f"[{page.stem}]({page.relative_to(root)})" for page in pages_of(name, pages))
         last = "-"
         if name in runs:
             commit, date = runs[name]["commit"], runs[name]["machine"]["date"][:10]
-            last = f"{date}, {commit}{figures.OLD if figures.is_old(runs[name]) else ''}"
+            last = f"{date}, {commit}{figures.OLD if runs[name].get('is_old') else ''}"
         command, minutes = f"`{commands[name]}`", f"{proof.minutes:g}"
         rows.append((command, proof.summary, ", ".join(claims), minutes, last))
     return table(("command", "shows", "claimed in", "min", "last kept run"), rows)
