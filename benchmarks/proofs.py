@@ -109,7 +109,7 @@ def _prove(
     out: Path,
 ) -> tuple[str, str]:
     """The outcome, and why it fell or was skipped."""
-    wanted = [*proof.needs, *proof.quoted]
+    wanted = [*proof.needs, *(proof.quoted if isinstance(proof, Experiment) else ())]
     if absent := needs.absent_programs(wanted):
         return SKIPPED, needs.in_words(absent)
     try:

@@ -56,7 +56,6 @@ class Proof:
     minutes: float
     needs: Sequence[str] = ()
     measures: Sequence[str] = ("service", "model", "export", "corpus")
-    quoted: Sequence[str] = ()
 
 
 STRESS = "benchmarks.stress.scenarios"
