@@ -117,12 +117,16 @@ def test_a_figure_older_than_its_code_fails_in_readme_and_is_marked_elsewhere(
     change(measured, "second")
     assert documents.main(["--check"], measured, most_commits=1) == 0
     assert "Measured at " in page.read_text()
+    change(measured, "no code", "docs")
+    assert documents.main(["--check"], measured, most_commits=1) == 0
     change(measured, "third")
     assert documents.main(["--check"], measured, most_commits=1) == 1
     said = capsys.readouterr().err
     assert "README.md quotes `bench`, measured 2 commits of its code ago, at most 1" in said
     assert "`make docs` would change docs/page.md" in said
     documents.main([], measured, most_commits=1)
+    assert documents.main(["--check"], measured, most_commits=1) == 1
+    assert "`make docs`" not in capsys.readouterr().err, "README alone"
     assert ", older than the code; cores 2." in page.read_text()
 
 

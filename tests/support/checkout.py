@@ -14,8 +14,8 @@ def new_checkout(root: Path) -> Path:
     return root
 
 
-def change(root: Path, content: str) -> None:
-    """A commit that changes a file of the folder `service`."""
-    (root / "service" / "file").write_text(content)
+def change(root: Path, content: str, folder: str = "service") -> None:
+    """A commit that changes a file of this folder."""
+    (root / folder / "file").write_text(content)
     for words in (["add", "."], ["commit", "-qm", "Change a file"]):
         subprocess.run([*GIT, "-C", root, *words], check=True)
