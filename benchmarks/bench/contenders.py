@@ -24,7 +24,6 @@ from benchmarks.tables import BEFORE
 NUM_REQUESTS = 64  # distinct ones
 PATH = "/v1/embeddings"
 ONE_THREAD, TYPED, READY, INFINITY = "naive-1", "typed", "ready", "infinity"
-TRANSFORMERS = "transformers"  # behind FastAPI, in PyTorch
 TENSORS = {FP32: "fp32-tensors", INT8: "int8-tensors"}  # whose answers are safetensors
 # Another checkout may round otherwise, or quantize in another way, which changes single values by
 # more than 0.1. So its answers are checked coarsely.
@@ -125,13 +124,6 @@ class Servers:
         near = contenders[FP32].reference.with_tolerance(NAIVE_TOLERANCE)
         peer = Contender(INFINITY, server, near, bundle, make_stream=_streams_of(bundle))
         return {INFINITY: peer, **contenders}
-
-    def checkpoint(self, bundle: Bundle, folder: Path) -> Contenders:
-        """folder: of the bundle's checkpoint, which transformers computes."""
-        contenders = self._addnorm(bundle)
-        near = contenders[FP32].reference.with_tolerance(NAIVE_TOLERANCE)
-        peer = Contender(TRANSFORMERS, self._lazy(peers.pytorch(str(folder))), near, bundle)
-        return {TRANSFORMERS: peer, **contenders}
 
     def _addnorm(self, bundle: Bundle) -> Contenders:
         """This checkout's server in each precision of the bundle, then the other checkout's."""

@@ -12,22 +12,15 @@ GROUPS = {  # module -> environment
     "sdks": "clients-sdks",
     "open_inference": "clients-sdks",
     "litellm_providers": "clients-langchain",
-    "applications": "clients-applications",
     "langchain": "clients-langchain",
     "llama_index": "clients-llama-index",
-    "haystack": "clients-haystack",
-    "databases": "clients-databases",
 }
 # nothing is fetched, and nobody is told that a package was used
 QUIET = {
     "ANONYMIZED_TELEMETRY": "False",
-    "CREWAI_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "1",
-    "HAYSTACK_TELEMETRY_ENABLED": "False",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    "MEM0_TELEMETRY": "False",
     "OTEL_SDK_DISABLED": "true",
-    "RAGAS_DO_NOT_TRACK": "true",
     "TELEMETRY_DISABLED": "1",
 }
 

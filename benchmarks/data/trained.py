@@ -1,5 +1,4 @@
-"""A cross-encoder and a tagger, trained on MiniLM's weights and made sentences, and a ModernBERT
-that tags them, trained from nothing.
+"""A cross-encoder and a tagger for docs/tasks.md, trained on MiniLM's weights and made sentences.
 
 python -m benchmarks.data.trained FOLDER CHECKPOINT
 
@@ -11,7 +10,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -23,8 +21,6 @@ from transformers import (
     BatchEncoding,
     BertForSequenceClassification,
     BertForTokenClassification,
-    ModernBertConfig,
-    ModernBertForTokenClassification,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -32,11 +28,6 @@ from transformers import (
 from benchmarks.data.made_text import KINDS, Maker, Marked
 
 NUM_STEPS, BATCH, LEARNING_RATE = 150, 16, 2e-4
-NUM_HELD_OUT = 200  # sentences of pytest -m tasks
-MODERN: dict[str, Any] = {
-    "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 384,
-    "local_attention": 8, "max_position_embeddings": 512,
-}  # fmt: skip
 LABELS = ("O", *(f"{begin}-{kind}" for kind in KINDS for begin in "BI"))
 IGNORED = -100  # what transformers' loss leaves out
 
@@ -45,7 +36,7 @@ def main(root: Path, base: str) -> None:
     transformers.utils.logging.disable_progress_bar()
     transformers.logging.set_verbosity_error()
     tokenizer = AutoTokenizer.from_pretrained(base)
-    makers = {"cross-encoder": cross_encoder, "tagger": tagger, "modern-tagger": modern_tagger}
+    makers = {"cross-encoder": cross_encoder, "tagger": tagger}
     for name, make in makers.items():
         torch.manual_seed(0)
         model = make(base, tokenizer)
@@ -72,30 +63,14 @@ def tagger(base: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     model = BertForTokenClassification.from_pretrained(
         base, id2label=dict(enumerate(LABELS)), label2id=ids
     )
-    return taught_to_tag("tagger", model, tokenizer)
 
-
-def modern_tagger(base: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """Its windows are shorter than the sentences, so local layers are unlike the others."""
-    config = ModernBertConfig(
-        **MODERN, vocab_size=len(tokenizer), id2label=dict(enumerate(LABELS)),
-        pad_token_id=tokenizer.pad_token_id, cls_token_id=tokenizer.cls_token_id,
-        sep_token_id=tokenizer.sep_token_id, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    model = ModernBertForTokenClassification(config)
-    return taught_to_tag("modern-tagger", model, tokenizer)
-
-
-def taught_to_tag(
-    name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> PreTrainedModel:
     def losses() -> Iterator[Tensor]:
         sentences = Maker(seed=0).marked_sentences()
         while True:
             inputs, labels = label_tokens(tokenizer, list(islice(sentences, BATCH)))
             yield model(**inputs, labels=labels).loss
 
-    train(name, model, losses())
+    train("tagger", model, losses())
     return model
 
 

@@ -1,18 +1,18 @@
 """Writes the marked blocks of all documents: what they take from the code and from kept figures.
 
---check writes nothing, and exits with 1 if a page would change. --keep takes over the last runs of
-experiments first, from build/benchmarks.
+--check writes nothing, and exits with 1 if a page would change, or if README quotes a figure that
+is older than the code. --keep takes over the last runs of experiments first, from build/benchmarks.
 """
 
 import argparse
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from benchmarks.clients import groups
-from benchmarks.documents import figures, reference
+from benchmarks.documents import figures, proofs, reference
 from benchmarks.report import Report
 
 BEGIN, END = "<!-- begin: {} -->", "<!-- end -->"
@@ -61,6 +61,8 @@ def text_of(name: str, runs: figures.Kept, root: Path = ROOT) -> str:
     kind, _, rest = name.partition(" ")
     if name in TABLES:
         return TABLES[name]()
+    if name == "proofs":
+        return proofs.proofs_table(runs, pages(root), root)
     if name == "headlines":
         return figures.headlines_table(runs)
     if name == "models":
@@ -72,30 +74,56 @@ def text_of(name: str, runs: figures.Kept, root: Path = ROOT) -> str:
     return figures.figure(runs, name)
 
 
-def main(words: Sequence[str] | None = None, root: Path = ROOT) -> int:
+def main(
+    words: Sequence[str] | None = None,
+    root: Path = ROOT,
+    most_commits: int = figures.MOST_COMMITS,
+) -> int:
     arguments = _parser().parse_args(words)
     if arguments.keep:
         figures.keep(arguments.keep, Report(arguments.runs), root / figures.KEPT)
-    stale = list(map(str, _write(root, figures.read(root / figures.KEPT), arguments.check)))
+    runs = figures.with_ages(figures.read(root / figures.KEPT), root, most_commits)
+    old = list(_old_figures(root / "README.md", runs, most_commits))
+    print(*old, sep="\n", end="\n" * bool(old), file=sys.stderr)
+    stale = list(map(str, _write(root, runs, arguments.check)))
     if stale and arguments.check:
         print(f"`make docs` would change {', '.join(stale)}", file=sys.stderr)
-    return int(bool(stale) and arguments.check)
+    return int(bool(stale or old) and arguments.check)
+
+
+def _old_figures(page: Path, runs: figures.Kept, most_commits: int) -> Iterator[str]:
+    """A sentence for each run that the page quotes and whose code has changed since."""
+    blocks = (block["name"] for block in BLOCK.finditer(page.read_text()))
+    for name in sorted({name for block in blocks for name in figures.experiments_of(block)}):
+        if runs.get(name, {}).get("is_old"):
+            yield (
+                f"{page.name} quotes `{name}`, measured {runs[name]['age']} commits of its code"
+                f" ago, at most {most_commits}: `python -m benchmarks {name}`, then"
+                f" `python -m benchmarks.documents --keep {name}`"
+            )
 
 
 def _write(root: Path, runs: figures.Kept, check: bool) -> list[Path]:
     """The pages that were, or would be, changed. SystemExit names a block that cannot be made."""
     changed = []
+    if unknown := [name for name, entry in runs.items() if entry["age"] is None]:
+        print(f"git does not know how old these figures are: {', '.join(unknown)}", file=sys.stderr)
     for page in pages(root):
         before = page.read_text()
         try:
             after = fill(before, partial(text_of, runs=runs, root=root))
         except ValueError as error:
             raise SystemExit(f"{page.relative_to(root)}: {error}") from None
-        if after != before:
+        # where git does not know the ages, a page is as good with the mark as without
+        if after != before and not (unknown and _unmarked(after) == _unmarked(before)):
             changed.append(page.relative_to(root))
             if not check:
                 page.write_text(after)
     return changed
+
+
+def _unmarked(page: str) -> str:
+    return page.replace(figures.OLD, "")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,8 +1,7 @@
 """The figures that documents quote: benchmarks/figures.json, the last kept run of each experiment.
 
 A run writes build/benchmarks/figures.json; `keep` takes it over from there, once somebody has read
-it. An entry with `recorded_by` is older than this file: that commit wrote its table into a
-document by hand.
+it. A figure is old once more than MOST_COMMITS commits changed the code that it measures.
 """
 
 import json
@@ -12,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.registry import EXPERIMENTS, GROUPS
-from benchmarks.report import Report
+from benchmarks.registry import ALL, EXPERIMENTS, GROUPS
+from benchmarks.report import Report, commits_since
 from benchmarks.tables import table
 
 KEPT = Path("benchmarks/figures.json")  # in the repository
@@ -35,24 +34,32 @@ RATIOS = (  # what is sent, beside what, the row of the experiment's table
         "Infinity",
         "bench / 1 - 4 texts on /v1/embeddings, 8 callers / useful tokens/s",
     ),
-    (
-        "512 texts in one call",
-        "`SentenceTransformer.encode`, no server",
-        "texts / all texts in one call; encode without any server / texts/s",
-    ),
-    (
-        "1 text a request, 8 callers",
-        "FastAPI + sentence-transformers",
-        "texts / 8 callers, 1 text a request / texts/s",
-    ),
 )
+ENCODE = ("512 texts in one call", "`SentenceTransformer.encode`, no server")
+OVER_ENCODE = "engines / Addnorm {}, over HTTP / beside sentence-transformers, PyTorch"
 COLUMNS = ("name", "task", "longest text", "MiB", "texts/s, 32 tokens", "texts/s, 256 tokens")
 NUM_FACTS = 3  # the columns before the costs
+MOST_COMMITS = 300
+OLD = ", older than the code"
+QUOTED = {"headlines": ("bench", "engines"), "models": ("shapes",)}  # by blocks of several figures
 
 
 def read(path: Path) -> dict[str, Mapping[str, Any]]:
     """Entries by the name of the experiment."""
     return json.loads(path.read_text()) if path.exists() else {}
+
+
+def with_ages(runs: Kept, root: Path, most_commits: int = MOST_COMMITS) -> Kept:
+    """The entries with `age`: the commits since that changed what they measure, or None where git
+    does not know; and with `is_old`."""
+    ages = {
+        name: commits_since(entry["commit"], ALL[name].measures, root)
+        for name, entry in runs.items()
+    }
+    return {
+        name: {**entry, "age": ages[name], "is_old": (ages[name] or 0) > most_commits}
+        for name, entry in runs.items()
+    }
 
 
 def keep(names: Sequence[str], report: Report, path: Path) -> None:
@@ -81,6 +88,12 @@ def origin_of(runs: Kept, name: str) -> str:
     return where(_entry(runs, name))
 
 
+def missed_of(runs: Kept, name: str) -> str:
+    """The number of goals that an experiment missed, in words."""
+    number = len(_entry(runs, name)["missed"])
+    return f"{number or 'no'} goal{'s' * (number > 1)} {'were' if number > 1 else 'was'} missed"
+
+
 def table_of(runs: Kept, name: str) -> str:
     """One table of an experiment: `EXPERIMENT / number`, from 1, and ` / column` for one that is
     left out. ValueError if it has fewer tables."""
@@ -96,14 +109,11 @@ def table_of(runs: Kept, name: str) -> str:
 
 def where(entry: Mapping[str, Any]) -> str:
     """One sentence: commit and machine."""
-    # program: the commit whose program measured it, where the present one measures otherwise
-    program = f", by the program of commit {entry['program']}" if "program" in entry else ""
-    by_hand = f"written down by hand in commit {entry.get('recorded_by')}{program}"
-    facts = [f"commit {entry['commit']}" if "commit" in entry else by_hand]
+    facts = [f"{entry['commit']}{OLD if entry.get('is_old') else ''}"]
     for name, fact in entry["machine"].items():
         short = f"{fact:.3g}" if isinstance(fact, float) else str(fact)
         facts.append(f"{name.replace('_', ' ')} {short}")
-    return f"Measured: {'; '.join(facts)}."
+    return f"Measured at {'; '.join(facts)}."
 
 
 def figure(runs: Kept, name: str) -> str:
@@ -130,15 +140,16 @@ def figure(runs: Kept, name: str) -> str:
 OF_RUNS = {
     "report": report_of,
     "measured": origin_of,
+    "missed": missed_of,
     "table": table_of,
 }  # the first word of a block
 
 
-def experiment_of(block: str) -> str:
-    """The experiment whose run a block quotes, by the block's name; empty where it quotes none."""
+def experiments_of(block: str) -> tuple[str, ...]:
+    """The experiments whose runs a block quotes, by the block's name."""
     kind, _, rest = block.partition(" ")
     run = rest if kind in OF_RUNS else block if " / " in block else ""
-    return run.partition(" ")[0]
+    return QUOTED.get(block, (run.partition(" ")[0],) if run else ())
 
 
 def _entry(runs: Kept, name: str) -> Mapping[str, Any]:
@@ -173,11 +184,13 @@ def headlines_table(runs: Kept) -> str:
         )
         for sent, beside, row in RATIOS
     )
-    return table(["load", "compared with", "fp32", "int8"], rows)
+    over_encode = (float(figure(runs, OVER_ENCODE.format(who))) for who in ("fp32", "int8"))
+    last = (*ENCODE, *(f"{ratio:.2f} x" for ratio in over_encode))
+    return table(["load", "compared with", "fp32", "int8"], [*rows, last])
 
 
 class Model(NamedTuple):
-    """A model of the hub. shape: of benchmarks.families. longest: tokens of a text or a pair."""
+    """A model of the hub. shape: of benchmarks.shapes. longest: tokens of a text or a pair."""
 
     name: str
     task: str

@@ -33,10 +33,10 @@ from addnorm.service.environment import read_settings
 from addnorm.service.settings import Settings
 from benchmarks import peers, processes
 from benchmarks.contender import Contender, in_precision
-from benchmarks.families import Shape
 from benchmarks.findings import Findings, Options
 from benchmarks.gpu import speed
 from benchmarks.gpu.rehearsal import RehearsedEngine
+from benchmarks.shapes import Shape
 
 Figures = dict[str, Any]
 PRECISIONS = ("fp32", "fp16")

@@ -30,7 +30,7 @@ def program(name: str) -> str:
 
 
 def naive(padded: Bundle, *flags: str) -> AbstractContextManager[Server]:
-    """padded: a bundle of layout padded. flags: one-thread, typed; as-it-is for such a bundle."""
+    """padded: a bundle of layout padded. flags: one-thread, typed."""
     return processes.program((*MODULE, "benchmarks.peers.naive", padded.path, *flags))
 
 

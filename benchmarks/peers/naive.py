@@ -1,7 +1,6 @@
 """The baseline, a server that most people would write: one padded `session.run` a request.
 
-python -m benchmarks.peers.naive BUNDLE [typed] [one-thread] PORT: a bundle of layout padded; with
-`as-it-is` in place of the flags, one of a module that is served as it is and answers sequences.
+python -m benchmarks.peers.naive BUNDLE [typed] [one-thread] PORT: a bundle of layout padded.
 FastAPI writes an answer through its general encoder unless the route declares what it returns;
 `typed` declares it. onnxruntime gives each run a thread for every core; `one-thread` leaves it one,
 so that requests share the cores instead.
@@ -49,39 +48,10 @@ def create_app(graph: Path, typed: bool, num_threads: int = 0) -> FastAPI:
     return app
 
 
-class OwnBody(BaseModel):
-    input_ids: list[list[int]] = []
-    inputs: list[list[list[float]]] = []
-    attention_mask: list[list[int]]
-    outputs: list[str]
-
-
-def create_app_as_it_is(graph: Path) -> FastAPI:
-    """The graph knows no pads: sequences of one length, padded at the end, run together."""
-    app, session = FastAPI(), ort.InferenceSession(graph)
-
-    @app.post("/v1/infer")
-    def infer(body: OwnBody) -> dict[str, list]:  # type: ignore[type-arg]
-        cells = np.array(body.input_ids) if body.input_ids else np.array(body.inputs, np.float32)
-        lengths, name = np.sum(body.attention_mask, 1), session.get_inputs()[0].name
-        vectors = [np.zeros(0)] * len(cells)
-        for length in set(lengths):
-            (at,) = np.where(lengths == length)
-            rows = session.run(["activations"], {name: cells[at, :length]})[0]
-            for index, row in zip(at, rows, strict=True):
-                vectors[index] = row[0]
-        return {body.outputs[0]: np.stack(vectors).tolist()}
-
-    return app
-
-
 def main(bundle: str, *words: str) -> None:
     *flags, port = words
     graph = Path(bundle, "model.onnx")
-    if "as-it-is" in flags:
-        app = create_app_as_it_is(graph)
-    else:
-        app = create_app(graph, "typed" in flags, int("one-thread" in flags))
+    app = create_app(graph, "typed" in flags, int("one-thread" in flags))
     uvicorn.run(app, port=int(port), log_level="warning")
 
 

@@ -1,5 +1,5 @@
-"""Equal bits on every processor: bundles are exported here, served on emulated processors, and the
-answers to the same questions are compared number by number.
+"""Equal bits on every processor and with every onnxruntime: bundles are exported here, served on
+emulated processors and by other versions, and the answers are compared number by number.
 
 Every preset and family with two layers, all in one process for each processor, one of them by
 `addnorm embed` too; all-MiniLM-L6-v2 by `addnorm serve`, over HTTP.
@@ -39,51 +39,25 @@ class Line:
 
 
 def run(options: Options) -> Findings:
-    """--only: names of models and of processors; processors without a promise only if named."""
-    chosen = emulated.chosen(options)
+    """--only: names of models, processors and versions; processors without a promise only if
+    named."""
+    pythons = [processor.python() for processor in emulated.chosen(options)]
+    versions = [Python.with_onnxruntime(version) for version in ONNXRUNTIMES]
+    pythons += [python for python in versions if options.wants(python.processor)]
     promised = [name for name in PROCESSORS if PROCESSORS[name].is_promised]
-    with TemporaryDirectory() as place:
-        model_lines, seconds = _ask_all(
-            Path(place), [processor.python() for processor in chosen], wanted_names(options)
-        )
-        missed = [sentence for line in model_lines for sentence in misses(line, promised)]
-        return Findings(_tables(model_lines, seconds), missed, _figures(model_lines, seconds))
-
-
-def versions(options: Options) -> Findings:
-    """Other versions of onnxruntime on this machine. Their bits are no promise, and no goal."""
-    pythons = [Python.with_onnxruntime(version) for version in ONNXRUNTIMES]
+    promised += [version.processor for version in versions]
     with TemporaryDirectory() as place:
         model_lines, seconds = _ask_all(Path(place), pythons, wanted_names(options))
-        names = [NATIVE, *(python.processor for python in pythons)]
-        groups = equal_groups(Path(place) / "answers", names)
-    bullets = "\n".join(f"- {', '.join(group)}" for group in groups)
-    here = f"{NATIVE} is {onnxruntime.__version__}. Versions with equal answers:"
-    tables = f"{_tables(model_lines, seconds)}\n\n{here}\n\n{bullets}"
-    return Findings(tables, (), {**_figures(model_lines, seconds), "groups": groups})
+    missed = [sentence for line in model_lines for sentence in misses(line, promised)]
+    note = f"{NATIVE} has onnxruntime {onnxruntime.__version__}."
+    tables = f"{_tables(model_lines, seconds)} {note}"
+    return Findings(tables, missed, _figures(model_lines, seconds))
 
 
 def wanted_names(options: Options) -> list[str]:
     """Models that `--only` names, or all of them."""
     names = [*models.names(), real_model.NAME]
     return [name for name in names if options.wants(name)] or names
-
-
-def equal_groups(answers: Path, names: Sequence[str]) -> list[list[str]]:
-    """Names whose answers are all equal, together."""
-    groups = list[list[str]]()
-    for name in names:
-        for group in groups:
-            group_lines = lines(answers, [name], group[0])
-            if not any(
-                line.comparisons[name].refused or line.comparisons[name].unequal
-                for line in group_lines
-            ):
-                group.append(name)
-                break
-        else:
-            groups.append([name])
-    return groups
 
 
 def _ask_all(

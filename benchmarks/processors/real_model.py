@@ -32,8 +32,8 @@ def export_to(root: Path) -> None:
 
 
 def ask(bundles: Path, python: Python, out: Path, name: str = NAME) -> None:
-    """Writes the vectors of TEXTS that a server makes on the processor, and whether it has the bits
-    of the certificate."""
+    """Writes the vectors of TEXTS that a server makes on the processor, whether it has the bits of
+    the certificate, and its fingerprint."""
     served = out / name
     served.mkdir(parents=True)
     with (
@@ -53,3 +53,6 @@ def ask(bundles: Path, python: Python, out: Path, name: str = NAME) -> None:
                 model["different_from_certificate"][precision],
             )
             (served / f"{precision}-certificate.json").write_text(json.dumps(certificate))
+            # all processors of a fleet have one fingerprint; of the versions compared, one each
+            parts = {**model["fingerprint_parts"][precision], "onnxruntime": "any"}
+            (served / f"{precision}-fingerprint.json").write_text(json.dumps(parts))

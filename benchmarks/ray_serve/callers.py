@@ -60,19 +60,15 @@ class Outcomes:
             if not attempt.is_answered and attempt.outcome != WRONG
         ]
 
-    def answers(self) -> Counter[str]:
-        """Rightly, by version."""
-        return Counter(attempt.outcome for attempt in self.attempts if attempt.is_answered)
-
 
 async def call(
     url: str,
     cases: Sequence[Known],
     num_callers: int,
-    goes_on: Callable[[float], bool],
+    goes_on: Callable[[], bool],
     outcomes: Outcomes,
 ) -> None:
-    """Each caller sends its next request when the last one is answered, while goes_on(seconds).
+    """Each caller sends its next request when the last one is answered, while goes_on().
 
     A request without an answer is sent again, at most RETRIES times.
     """
@@ -83,7 +79,7 @@ async def call(
     ) as client:
 
         async def caller(name: int) -> None:
-            while goes_on(time.monotonic() - began):
+            while goes_on():
                 request = next(requests)
                 for number in range(RETRIES + 1):
                     sent = time.monotonic()

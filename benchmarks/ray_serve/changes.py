@@ -62,7 +62,7 @@ async def _under_load(
     """The outcomes, and how long the change took."""
     outcomes, ends = Outcomes(), [float("inf")]
     calls = asyncio.create_task(
-        call(URL, cases, CALLERS, lambda now: time.monotonic() < ends[0], outcomes)
+        call(URL, cases, CALLERS, lambda: time.monotonic() < ends[0], outcomes)
     )
     await asyncio.sleep(STEADY_S)
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Parts, each in a new cluster: update, deaths, autoscaling."""
+"""Parts, each in a new cluster: update, deaths."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -11,11 +11,11 @@ from addnorm.service.engine.bundle import Bundle
 from addnorm.service.loading.folders import find
 from benchmarks import processes
 from benchmarks.findings import BUILD, Findings, Options, newest
-from benchmarks.ray_serve import autoscaling, changes
+from benchmarks.ray_serve import changes
 from benchmarks.ray_serve.callers import Known
 from benchmarks.ray_serve.nodes import three_nodes
 
-PARTS = ("update", "deaths", "autoscaling")
+PARTS = ("update", "deaths")
 
 
 def run(options: Options) -> Findings:
@@ -36,11 +36,9 @@ def _part(part: str, options: Options) -> Findings:
             folders = {
                 bundle.ref: _folder(root / str(n), bundle) for n, bundle in enumerate((tiny, newer))
             }
-            return changes.update(nodes, _cases("small", folders), *folders.values())
+            return changes.update(nodes, _cases(folders), *folders.values())
         folder = _folder(root / "one", minilm)
-        if part == "deaths":
-            return changes.deaths(nodes, _cases("small", {minilm.ref: folder}), folder)
-        return autoscaling.scale(nodes, _cases("big", {minilm.ref: folder}), folder)
+        return changes.deaths(nodes, _cases({minilm.ref: folder}), folder)
 
 
 def _folder(root: Path, bundle: Bundle) -> Path:
@@ -50,8 +48,8 @@ def _folder(root: Path, bundle: Bundle) -> Path:
     return root
 
 
-def _cases(profile: str, folders: Mapping[str, Path]) -> list[Known]:
-    """The profile's requests, and what `addnorm serve` answers by each of the folders."""
+def _cases(folders: Mapping[str, Path]) -> list[Known]:
+    """Requests, and what `addnorm serve` answers by each of the folders."""
     with ExitStack() as stack:
         running = {
             ref: stack.enter_context(processes.folder(folder)) for ref, folder in folders.items()
@@ -59,7 +57,7 @@ def _cases(profile: str, folders: Mapping[str, Path]) -> list[Known]:
         path = next(iter(folders.values()))
         first = bundles.read(find(path).paths[0])
         fields = {"model": first.ref.partition("/")[0]}
-        requests = make(PROFILES[profile], first.manifest.limits, fields=fields).requests
+        requests = make(PROFILES["small"], first.manifest.limits, fields=fields).requests
         return [
             Known(request.body, {ref: server.ask(request.body) for ref, server in running.items()})
             for request in requests

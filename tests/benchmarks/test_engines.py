@@ -6,7 +6,7 @@ from typing import cast
 import numpy as np
 
 from addnorm.load.servers import Server
-from benchmarks.sentences.engines import NUM_COMPARED, Engine, Timed, overlap
+from benchmarks.engines import NUM_COMPARED, Engine, Timed, overlap
 
 VECTORS = np.eye(64, dtype=np.float32)[:, :40] + np.arange(64, dtype=np.float32)[:, None] / 64
 

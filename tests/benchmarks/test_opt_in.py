@@ -16,10 +16,11 @@ def item(*marks: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("asked", "kept"), [("", [0]), ("mutants", [0, 1]), ("families or lens", [0, 2]), ("cuda", [0])]
+    ("asked", "kept"),
+    [("", [0]), ("mutants", [0, 1]), ("misread or gliner", [0, 2]), ("cuda", [0])],
 )
 def test_a_proof_is_selected_by_its_own_mark_alone(asked: str, kept: list[int]) -> None:
-    every, left_out = [item("parametrize"), item("mutants"), item("families")], list[Any]()
+    every, left_out = [item("parametrize"), item("mutants"), item("misread")], list[Any]()
     hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
     items = list(every)
     config: Any = SimpleNamespace(getoption=lambda _: asked, hook=hook)

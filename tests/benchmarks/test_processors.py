@@ -76,11 +76,3 @@ def test_a_bundle_that_does_not_load_is_told_with_the_reason(tmp_path: Path) -> 
     assert [*experiment.misses(line, ["haswell"])] == [
         "tiny, fp32, haswell: does not load: no room"
     ]
-
-
-def test_names_with_equal_answers_stand_together(tmp_path: Path) -> None:
-    for name in (NATIVE, "old", "older", "oldest"):
-        answers(tmp_path, name, {**RAGGED, "pooled": [[len(name) // 5], [2.5]]})
-    (tmp_path / "oldest/tiny" / worker.REFUSED).write_text("no such operator")
-    groups = experiment.equal_groups(tmp_path, [NATIVE, "old", "older", "oldest"])
-    assert groups == [[NATIVE, "older"], ["old"], ["oldest"]]

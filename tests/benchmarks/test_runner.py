@@ -13,7 +13,7 @@ from benchmarks import __main__ as runner
 from benchmarks import comparison, needs, registry
 from benchmarks.comparison import Goal
 from benchmarks.findings import Findings, Options
-from benchmarks.registry import EXPERIMENTS, PROOFS, Experiment
+from benchmarks.registry import ALL, EXPERIMENTS, Experiment
 from benchmarks.rounds import Clock, Side, interleave
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,8 @@ def passing(_: Options) -> Findings:
     return PASSES
 
 
-def missing(_: Options) -> Findings:
+def missing(options: Options) -> Findings:
+    options.wants("a part")
     return MISSES
 
 
@@ -44,11 +45,16 @@ def test_an_entry_is_a_function_of_its_module(name: str) -> None:
 
 
 def test_every_need_is_a_program_or_a_file_that_make_makes() -> None:
-    entries = (*EXPERIMENTS.values(), *PROOFS.values())
-    files = {need for entry in entries for need in entry.needs} - set(needs.PROGRAMS)
+    files = {need for entry in ALL.values() for need in entry.needs} - set(needs.PROGRAMS)
     command = ["make", "--dry-run", "--always-make", *sorted(files)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_is_measured_is_there() -> None:
+    """git counts no commits of a folder that it does not know."""
+    for entry in ALL.values():
+        assert all((ROOT / path).exists() for path in entry.measures), entry.measures
 
 
 def test_every_environment_names_packages() -> None:
@@ -65,7 +71,9 @@ def killed(_: Options) -> Findings:
 
 
 OWN = {
-    name: Experiment("a test", f"tests.benchmarks.test_runner:{name}", 1, beside="again")
+    name: Experiment(
+        "a test", f"tests.benchmarks.test_runner:{name}", 1, (), only="a", beside="again"
+    )
     for name in ("passing", "missing", "ending", "lost", "killed")
 }
 
@@ -84,6 +92,8 @@ def test_a_missed_goal_ends_with_1_and_the_others_still_run(tmp_path: Path) -> N
     }
     assert seen["passing"]["figures"] == {"a": 1.0}
     assert {"commit", "machine"} <= set(seen["passing"])
+    assert runner.main(["missing", *out, "--only", "a"], OWN) == 1
+    assert "missing --only a" in json.loads((tmp_path / "figures.json").read_text())
     report = (tmp_path / "report.md").read_text()
     assert "## passing" in report
     assert "- missed: 3 were late" in report

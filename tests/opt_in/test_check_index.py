@@ -1,7 +1,7 @@
 """Indexes of all-MiniLM-L6-v2 that were made in many ways, each told apart by `addnorm check`.
 
 Parquet files of texts and vectors: by the server in fp32 and int8, by another model of the same
-shape, by sentence-transformers, and changed ones.
+shape with random weights, by sentence-transformers, and changed ones.
 """
 
 import json
@@ -15,15 +15,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from transformers import AutoTokenizer, BertConfig, BertModel
 
 from addnorm.load.stream import prose
 from benchmarks import processes
-from benchmarks.findings import BUILD, MINILM, PEER_PYTHON, newest
+from benchmarks.findings import MINILM, newest
 from tests.support import web
 
 pytestmark = pytest.mark.check_index
-MODEL, OTHER = "all-minilm-l6-v2", "sre-embedding"
-OTHER_FOLDER = BUILD / "real-models/sre_embedding_model/model_weights"
+MODEL, OTHER = "all-minilm-l6-v2", "other"
 Verdict = tuple[str, tuple[str, ...], int]  # the parts that differ, the exit code
 NUM_TEXTS, TEXTS_AT_ONCE = 256, 32
 CHANGED_ROW = 100
@@ -60,10 +61,13 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "bundles" / MODEL).mkdir(parents=True)
     bundle = newest(MODEL).path
     (root / "bundles" / MODEL / bundle.name).symlink_to(bundle.resolve())
-    export = ("export", OTHER_FOLDER, "--name", OTHER, "--out", root / "bundles")
+    torch.manual_seed(0)
+    BertModel(BertConfig.from_pretrained(MINILM)).save_pretrained(root / OTHER)
+    AutoTokenizer.from_pretrained(MINILM).save_pretrained(root / OTHER)
+    export = ("export", root / OTHER, "--name", OTHER, "--out", root / "bundles")
     subprocess.run([sys.executable, "-m", "addnorm", *export], check=True)
     (root / "texts.json").write_text(json.dumps(prose(NUM_TEXTS)))
-    peer = [PEER_PYTHON, "-c", PEER, MINILM, root / "texts.json", root / "peer.npy"]
+    peer = [sys.executable, "-c", PEER, MINILM, root / "texts.json", root / "peer.npy"]
     subprocess.run(peer, check=True)
     return root
 

@@ -27,6 +27,7 @@ from benchmarks.processes import LOOPBACK, program
 from tests.support import corpus_files
 from tests.support.texts import TEXT_MODEL, checkpoint
 
+pytestmark = pytest.mark.killed_job
 NUM_ROWS = 600_000  # memory rises until the cache is full, after some 250,000 of these texts
 NUM_ON_S3 = 100_000  # seven windows
 KILLED_AFTER = (2, 4)  # parts that are seen before the process is killed
@@ -82,7 +83,6 @@ def run_killed(job: list[str]) -> None:
     run(job)
 
 
-@pytest.mark.killed_job
 def test_a_killed_job_writes_the_same_bytes_in_flat_memory(tmp_path: Path) -> None:
     """A tiny BERT that takes texts: it shows what a job costs beside the model."""
     source = sources.checkpoint(checkpoint(tmp_path / "small"))
@@ -113,7 +113,6 @@ def bucket() -> Iterator[fs.FileSystem]:
         yield files
 
 
-@pytest.mark.object_store
 def test_a_killed_job_on_s3_writes_the_bytes_of_one_on_disk(
     bucket: fs.FileSystem, text_bundles: Path, tmp_path: Path
 ) -> None:
@@ -135,7 +134,6 @@ def test_a_killed_job_on_s3_writes_the_bytes_of_one_on_disk(
     assert ended.value.code == command.EQUAL
 
 
-@pytest.mark.object_store
 def test_a_killed_job_on_s3_takes_over_the_vectors_of_an_earlier_one(
     bucket: fs.FileSystem, text_bundles: Path, tmp_path: Path
 ) -> None:
@@ -150,7 +148,6 @@ def test_a_killed_job_on_s3_takes_over_the_vectors_of_an_earlier_one(
     assert Location.parse(on_s3).open().read() == (tmp_path / "whole.parquet").read_bytes()
 
 
-@pytest.mark.object_store
 @pytest.mark.parametrize(
     ("out", "words"),
     [

@@ -17,7 +17,6 @@ from tests.support.beside import must_pass
 from tests.support.process import Process
 
 pytestmark = pytest.mark.large_model
-MAX_MEMORY = 2.5  # peak of the export, in bytes of the weights as float32
 POLL_S = 0.02
 SHAPE = {
     "vocab_size": 30522, "hidden_size": 2048, "num_hidden_layers": 10, "num_attention_heads": 16,
@@ -60,11 +59,13 @@ def write(folder: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "precision"), [("BertModel", "fp32"), ("BertForMaskedLM", "fp32,int8")]
+    ("kind", "precision", "most"),
+    [("BertModel", "fp32", 2.5), ("BertForMaskedLM", "fp32,int8", 3.2)],
 )
 def test_a_model_of_more_than_2_gb_is_exported_and_served(
-    tmp_path: Path, kind: str, precision: str
+    tmp_path: Path, kind: str, precision: str, most: float
 ) -> None:
+    """most: the peak of the export's memory, in bytes of the weights as float32."""
     checkpoint, bundles = tmp_path / "checkpoint", tmp_path / "bundles"
     process = get_context("spawn").Process(target=write, args=(checkpoint, kind))
     process.start()  # in a process of its own, which gives its memory back
@@ -77,7 +78,7 @@ def test_a_model_of_more_than_2_gb_is_exported_and_served(
     )  # fmt: skip
     print(f"anonymous memory: {peak / 1e9:.2f} GB, {peak / weights:.2f} x the weights")
     _is_served(bundles, checkpoint, kind)
-    assert peak <= MAX_MEMORY * weights
+    assert peak <= most * weights
 
 
 def _is_served(bundles: Path, checkpoint: Path, kind: str) -> None:

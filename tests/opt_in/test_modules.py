@@ -4,7 +4,6 @@ Each is exported by one call, after some steps of training where it has a loss, 
 answers are compared with `module(...)`: ragged, padded left, and co-batched.
 """
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ from tests.support.people.unexplained import CHANGES, PLACES, Plain, is_told
 pytestmark = [pytest.mark.modules, pytest.mark.filterwarnings("ignore:enable_nested_tensor")]
 MODULES = {**TUTORIALS, **STRANGERS, **GENERATORS, **KINDS}
 STEPS, LIMIT = 20, 1e-5
-MAX_SECONDS = 120.0  # of one core, for recognition alone; it takes a third of that
 ROWS = [[3, 4, 5, 6, 7, 8, 9, 3], [9], [2, 2, 3], [7, 5]]
 VECTORS = torch.randn(12, NUM, generator=torch.Generator().manual_seed(0))
 # kinds that no call without more serves: what is said, and a way on
@@ -224,18 +222,3 @@ def test_every_operator_that_did_nothing_in_the_trial_is_refused(kind: str) -> N
             served.append(f"{name} at {place}")
     print(f"{kind}: {tried - len(served)} of {tried} refused, in words")
     assert not served
-
-
-def test_twelve_layers_are_recognized_in_seconds() -> None:
-    layer = nn.TransformerEncoderLayer(768, 12, 3072, activation="gelu", batch_first=True)
-    body = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
-    tokens, places = nn.Embedding(30522, 768), nn.Embedding(512, 768)
-    module = nn.Module()
-    module.body, module.tokens, module.places = body, tokens, places
-    module.forward = lambda ids: body(tokens(ids) + places(torch.arange(ids.shape[1])))
-    started = time.process_time()
-    recognition = recognize(module, lambda ids: module.forward(ids), None)
-    seconds = time.process_time() - started
-    print(f"12 layers, d_model 768: recognized in {seconds:.1f} s of one core")
-    assert recognition.model.config.n_layers == 12
-    assert seconds < MAX_SECONDS

@@ -1,7 +1,5 @@
-"""Pictures of the pages.
-
-docs/README.md links to docs/playground.png. The others, in build/pictures, are to be looked at:
-the views of the playground and a certificate, in light and dark, wide and on a phone.
+"""Pictures of the pages, in build/pictures, to be looked at: the views of the playground and a
+certificate, in light and dark, wide and on a phone. docs/playground.png is a copy of the last.
 """
 
 import socket
@@ -26,8 +24,7 @@ SCREENS = {
     for name, width in WIDTHS.items()
 }
 VIEWS = {"similarity": "", "code": "tab=tab-copy", "inside": "tab=tab-inside"}
-README, HEIGHT = Path("docs/playground.png"), 1080
-OUT = Path("build/pictures")
+OUT, HEIGHT = Path("build/pictures"), 1080
 
 
 def test_pictures_are_taken() -> None:
@@ -39,7 +36,7 @@ def test_pictures_are_taken() -> None:
         for name, (width, scheme) in SCREENS.items():
             for page, path in pages().items():
                 take(driver, url + path, OUT / f"{page}-{name}.png", width, scheme)
-        take(driver, f"{url}/", README, 1280, "light", HEIGHT)
+        take(driver, f"{url}/", OUT / "playground.png", 1280, "light", HEIGHT)
 
 
 def free(port: int) -> int:

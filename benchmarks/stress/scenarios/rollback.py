@@ -17,10 +17,9 @@ from addnorm.load.servers import Server
 from addnorm.load.stream import PROFILES, Request, make
 from addnorm.service.engine.bundle import Bundle
 from benchmarks import processes
-from benchmarks.findings import Findings, Options, figures_table
 from benchmarks.stress.copies import republish
 
-FLIP_S, FLIPS = 0.25, 40
+FLIP_S = 0.25
 OLD, NEW = 1, 2
 
 
@@ -89,21 +88,21 @@ async def _roll(pinned: Pinned, num_flips: int) -> None:
     await calling
 
 
-def run(options: Options) -> Findings:
-    flips = options.times(FLIPS, 4)
-    bundle, name = options.bundle, options.bundle.manifest.name
+def roll(bundle: Bundle, flips: int) -> tuple[dict[str, object], list[str]]:
+    """Figures, and the goals that were missed."""
     with TemporaryDirectory() as folder, runner() as loop:
         republish(bundle, Path(folder), OLD)
         republish(bundle, Path(folder), NEW, changed={"pooling": "first"})
-        settings = {"ADDNORM_VERSIONS": f"{name}={OLD}", "ADDNORM_ADMIN": "true"}
+        settings = {"ADDNORM_VERSIONS": f"{bundle.manifest.name}={OLD}", "ADDNORM_ADMIN": "true"}
         with processes.folder(Path(folder), **settings) as server:
             pinned = Pinned(server, bundle)
             loop.run(_roll(pinned, flips))
             pinned.client.close()
-    record = pinned.record
-    figures: dict[str, object] = {"rolled back and forth": flips - 1, "answers": record.num_answers}
-    figures |= {"wrong or lost": len(record.mistakes)}
-    missed = (
-        [f"{len(record.mistakes)} wrong answers: {record.mistakes[:3]}"] if record.mistakes else []
-    )
-    return Findings(figures_table(figures), missed, figures)
+    mistakes = pinned.record.mistakes
+    figures: dict[str, object] = {
+        "rolled back and forth": flips - 1,
+        "answers meanwhile": pinned.record.num_answers,
+        "of them wrong or lost": len(mistakes),
+    }
+    missed = [f"rolled back: {len(mistakes)} wrong answers: {mistakes[:3]}"] if mistakes else []
+    return figures, missed

@@ -25,9 +25,11 @@ from addnorm.service.engine.bundle import Bundle
 from benchmarks import processes
 from benchmarks.findings import Findings, Options, figures_table
 from benchmarks.stress.copies import republish
+from benchmarks.stress.scenarios.rollback import roll
 
 WATCH_S = 0.1
 SWITCH_S = 60.0  # a version that takes longer to appear is taken for lost
+FLIPS = 40  # between two pinned versions
 GROWTH = 1.05  # allowed of resident memory
 
 
@@ -129,9 +131,10 @@ async def _replace(
 
 
 def run(options: Options) -> Findings:
+    """Then two versions are rolled back and forth."""
     num_swaps = options.times(100)
     record = swaps(options.bundle, num_swaps)
-    figures = {
+    figures: dict[str, object] = {
         "versions": num_swaps,
         "answers": record.num_answers,
         "wrong answers": len(record.mistakes),
@@ -145,4 +148,5 @@ def run(options: Options) -> Findings:
     )
     if record.growth > GROWTH:
         missed.append(f"memory grew by {record.growth:.3f}, at most {GROWTH}")
-    return Findings(figures_table(figures), missed, figures)
+    rolled, wrong = roll(options.bundle, options.times(FLIPS, 4))
+    return Findings(figures_table(figures | rolled), [*missed, *wrong], figures | rolled)

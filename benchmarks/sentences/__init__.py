@@ -1,1 +1,0 @@
-"""The same texts by several ways of computing their vectors: rates, vectors and bits compared."""

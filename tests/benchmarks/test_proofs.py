@@ -1,0 +1,83 @@
+"""`make proofs`: each proof once at a commit, and what fell is told. Each backs a claim."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import proofs
+from benchmarks.documents import __main__ as documents
+from benchmarks.documents.proofs import pages_of
+from benchmarks.findings import Findings
+from benchmarks.registry import ALL, Experiment, Proof
+from benchmarks.report import Report
+from tests.support.checkout import change, new_checkout
+
+STAND_INS = {
+    "speed": Experiment("a test", "tests.benchmarks.test_runner:passing", 1, ("service",)),
+    "bits": Proof("a test", 2),
+    "pages": Proof("a test", 1),
+}
+FALLS = '<testcase classname="tests.a" name="falls"><failure>no</failure></testcase>'
+SKIPPED = '<testcase classname="tests.a" name="left_out"><skipped/></testcase>'
+PASSES = '<testcase classname="tests.a" name="works"/>'
+
+
+class Checkout:
+    """A commit, the runs at it, and what they miss by the proof's name."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.out, self.names = new_checkout(root / "checkout"), root / "out", list[str]()
+        self.missed: dict[str, str] = {}
+
+    def run(self, name: str, proof: Experiment | Proof) -> int:
+        self.names.append(name)
+        missed = [self.missed[name]] if name in self.missed else []
+        Report(self.out, self.root).add(name, Findings("| a |", missed))
+        return int(bool(missed))
+
+    def prove(self) -> tuple[int, list[str]]:
+        """The exit status, and what ran."""
+        self.names.clear()
+        return proofs.main(STAND_INS, self.run, self.out, self.root), [*self.names]
+
+
+def test_what_passed_is_not_run_again_at_this_commit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkout = Checkout(tmp_path)
+    checkout.missed["bits"] = "3 numbers differ"
+    assert checkout.prove() == (1, ["speed", "bits", "pages"])
+    assert "| bits | FELL | 3 numbers differ |" in capsys.readouterr().out
+    checkout.missed.clear()
+    assert checkout.prove() == (0, ["bits"])
+    assert "[1 of 1] bits; 2 minutes left" in capsys.readouterr().out
+    assert checkout.prove() == (0, [])
+    (checkout.root / "service" / "file").write_text("changed")
+    assert checkout.prove() == (0, [*STAND_INS]), "a change that is not committed"
+    change(checkout.root, "changed")
+    assert checkout.prove() == (0, [*STAND_INS])
+    assert checkout.prove() == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("cases", "status", "missed"),
+    [
+        (PASSES + SKIPPED, 0, []),
+        (PASSES + FALLS, 1, ["tests.a.falls"]),
+        (SKIPPED, 0, ["0 tests passed, and pytest ended with 0"]),
+        ("", 5, ["0 tests passed, and pytest ended with 5"]),
+        (PASSES, 3, ["1 tests passed, and pytest ended with 3"]),
+    ],
+)
+def test_tests_that_fail_or_do_not_run_prove_nothing(
+    tmp_path: Path, cases: str, status: int, missed: list[str]
+) -> None:
+    (file := tmp_path / "tests.xml").write_text(
+        f"<testsuites><testsuite>{cases}</testsuite></testsuites>"
+    )
+    assert proofs.findings_of(file, status).missed == missed
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_proof_that_backs_no_claim_goes(name: str) -> None:
+    assert pages_of(name, documents.pages())
