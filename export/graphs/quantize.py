@@ -289,7 +289,8 @@ def _lookup(ids: str, rows: str) -> list[NodeProto]:
 
 
 def _nodes(name: str, width: int, x: str, y: str) -> list[NodeProto]:
-    """x `[N, width]` -> y `[N, M]`. Row scales and zero points are `[N, 1]`. `~` stands for the name."""
+    """x `[N, width]` -> y `[N, M]`. Row scales and zero points are `[N, 1]`, and `~` stands for the
+    name."""
 
     def node(operator: str, inputs: list[str], output: str, **attributes: Any) -> NodeProto:
         inputs = [operand.replace("~", f"{name}.") for operand in inputs]
