@@ -46,7 +46,7 @@ async def ready(request: Request) -> dict[str, bool]:
     return {"ready": True}
 
 
-async def infer_by_get(request: Request) -> None:
+async def infer_by_get(request: Request, **_path: str) -> None:
     raise MethodNotAllowed(f"GET {request.url.path}: send POST", headers={"allow": "POST"})
 
 
