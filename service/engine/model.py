@@ -39,7 +39,7 @@ class Runner(NamedTuple):
 
 
 class Speed(Protocol):
-    """What warm-up measures."""
+    """The findings of warm-up."""
 
     @property
     def token_budget(self) -> int: ...

@@ -34,7 +34,7 @@ SHORT = 65  # tokens of the longest known sequence that is computed again
 
 
 class Proof(NamedTuple):
-    """What a load proved and measured of one precision."""
+    """The findings of a load for one precision: proved, and measured."""
 
     token_budget: int
     tokens_per_s: float

@@ -88,7 +88,17 @@ def load(
     # what packing and proofs took: both sessions map all weights, and each counts them
     memory.give_back()
     memory.let_go(f"/{PACKED}")
-    # which engines have other bits than other machines may have
+    _log_other_bits(model)
+    equal = [name for name, reproduction in model.reproductions.items() if reproduction.is_equal]
+    seconds = time.monotonic() - start
+    with_bits = f", {' and '.join(equal)} with the bits of the certificate" if equal else ""
+    kept = f"; {' and '.join(proofs)} proved at an earlier start" if proofs else ""
+    log.info("serving %s, ready in %.1f s%s%s", model.bundle.ref, seconds, with_bits, kept)
+    return model
+
+
+def _log_other_bits(model: Model) -> None:
+    """Tells which engines have other bits than other machines may have."""
     for precision, reproduction in model.reproductions.items():
         engine_name = f"{model.bundle.ref} {precision}"
         if reproduction.is_equal is None:
@@ -105,12 +115,6 @@ def load(
                 " served with a different fingerprint",
                 *(engine_name, examples, f" and {num_unnamed} more" if num_unnamed > 0 else ""),
             )
-    equal = [name for name, reproduction in model.reproductions.items() if reproduction.is_equal]
-    seconds = time.monotonic() - start
-    with_bits = f", {' and '.join(equal)} with the bits of the certificate" if equal else ""
-    kept = f"; {' and '.join(proofs)} proved at an earlier start" if proofs else ""
-    log.info("serving %s, ready in %.1f s%s%s", model.bundle.ref, seconds, with_bits, kept)
-    return model
 
 
 def check(model: Model, proofs: Mapping[str, Proof] = NO_PROOFS) -> None:

@@ -18,7 +18,7 @@ from addnorm.service.engine.model import Model
 from addnorm.service.errors import StartupError
 from addnorm.service.loading import kept_proofs, loader
 from addnorm.service.settings import Settings
-from tests.loading.test_known_answers import OnGpu, round_up
+from tests.support.other_engines import OnGpu, round_up
 
 SETTINGS = Settings(worker_threads=2)
 BUDGET = 77  # that no measurement chooses

@@ -9,7 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from onnxruntime import InferenceSession
 
@@ -30,6 +29,7 @@ from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import ExportPreset, client_of
 from tests.support.metrics import samples
+from tests.support.other_engines import OnGpu, round_up
 
 Change = Callable[[dict[str, Any]], object]
 GAUGE = "addnorm_model_reproduces_certificate"
@@ -162,10 +162,6 @@ class OtherBits(Engine):
         return [activations, *statistics]
 
 
-def round_up(row: Floats) -> None:
-    row[0] = np.nextafter(row[0], np.float32(9))
-
-
 class VariantAtLength129(OtherBits):
     """Other bits for 129 tokens alone than co-batched."""
 
@@ -208,12 +204,6 @@ def test_what_company_or_padding_changes_is_not_served_and_not_certified(gpt: Bu
     words = r"known answers \(fp32\): 129 tokens alone differ from"
     with pytest.raises(CertificationError, match=words):
         certificate.known_digests(varies, "fp32")
-
-
-class OnGpu(Engine):
-    """Says as a GPU does that its bits are no machine's else."""
-
-    exact = False
 
 
 def test_a_gpu_is_compared_by_tolerance_alone(changed: Callable[[Change], Bundle]) -> None:
