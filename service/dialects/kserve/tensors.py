@@ -19,7 +19,8 @@ from addnorm.service.dialects.kserve.schema import InputTensor, Parameters
 from addnorm.service.engine.batch import Batch, Padding
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.model import Model
-from addnorm.service.engine.outputs import OUTPUTS, AsItIs, OutputKind, OutputKinds
+from addnorm.service.engine.outputs import OUTPUTS, AsItIs, NormStatistics, OutputKind, OutputKinds
+from addnorm.service.engine.outputs.per_token import NormStats
 from addnorm.service.engine.tokenizer import Text
 from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.codec.decoding import RawRequest
@@ -79,8 +80,27 @@ def outputs(bundle: Bundle, output_kinds: OutputKinds = OUTPUTS) -> dict[str, Na
     return {
         NAMES.get(name, name.removeprefix(f"{AsItIs.name}.")): NativeTensor(kind, name, shape)
         for kind in output_kinds.of(bundle).values()
-        for name, shape in kind.grid_tensors(bundle).items()
+        for name, shape in _shapes(kind, bundle)
     }
+
+
+def _shapes(kind: OutputKind, bundle: Bundle) -> Iterator[tuple[str, list[int]]]:
+    """The native names and shapes of an output's tensors, where a grid is sent. Derived outputs
+    have none: their shapes are not known beforehand."""
+    if kind.is_derived:
+        return
+    if issubclass(kind, AsItIs):
+        tensors = kind.tensors(bundle)
+        for tensor in tensors:
+            name = f"{kind.name}.{tensor.name}" if len(tensors) > 1 else kind.name
+            yield name, tensor.shape
+    elif issubclass(kind, NormStatistics):
+        for part in NormStats.model_fields:
+            yield f"{kind.name}.{part}", [-1, -1, bundle.manifest.n_norms]
+    else:
+        output = kind()
+        rows = [-1, -1] if output.pick(bundle) == "every" else [-1]
+        yield kind.name, [*rows, output.width(bundle)]
 
 
 def split(raw: RawRequest) -> tuple[bytes, memoryview]:
