@@ -123,7 +123,7 @@ def test_vectors_and_pairs_have_one_road_each() -> None:
     names = {
         path.name
         for path in sources("service/dialects")
-        if re.search(r"\.texts\.tokenize\(|\.cuts\(", path.read_text())
+        if re.search(r"\.texts\.tokenize\(", path.read_text())
     }
     assert names == {"native_infer.py", "systemone.py", "tensors.py"}
 

@@ -26,7 +26,7 @@ from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.codec.decoding import RawRequest
 from addnorm.service.wire.codec.shown import shown
 from addnorm.service.wire.codec.validation import with_whole_floats
-from addnorm.service.wire.texts.texts import TextsToTokenize, check_size
+from addnorm.service.wire.texts.texts import TextsToTokenize, Wish, check_size
 from addnorm.service.wire.tools import Tools
 
 LENGTH_HEADER = "inference-header-content-length"  # of the JSON in front of the bytes, in bytes
@@ -290,9 +290,8 @@ async def tokenize(
         )
     check_size(tensor.name, tensor.shape[0], "texts", tools.texts.settings.max_sequences)
     texts = await tools.bodies.read(ask.num_body_bytes, ask, _texts, tensor, contents)
-    to_tokenize = TextsToTokenize.prompted(
-        tensor.name, texts, tools.texts.cuts(parameters.truncate), model, prompt_name
-    )
+    wish = Wish(field=tensor.name, texts=texts, truncate=parameters.truncate)
+    to_tokenize = TextsToTokenize.of(wish, model, prompt_name, tools.texts.settings.truncate)
     batch, padding = await tools.texts.tokenize(to_tokenize, ask)
     places = np.arange(max(padding.lengths.tolist()))
     return batch, Padding(padding.lengths, places < padding.lengths[:, None])
