@@ -35,7 +35,7 @@ class AsItIs(Output[ByRow | Parts]):
 
     @classmethod
     def tensors(cls, bundle: Bundle) -> list[OwnTensor]:
-        """Those of its name."""
+        """The tensors of its name."""
         return [tensor for tensor in _tensors(bundle) if tensor.output == cls.name]
 
     def pick(self, bundle: Bundle) -> Pick:
