@@ -46,27 +46,27 @@ COMMANDS = {
     "sign": Command(OF_SERVICE, OF_SERVICE, "sign a bundle with a key", SIGN),
     "embed": Command(
         OF_CORPUS,
-        "addnorm.corpus.embed_command",
+        "addnorm.corpus.embed.embed_command",
         "embed files of texts without a server, into a Parquet file",
         CORPUS,
     ),
     "check": Command(
         OF_CORPUS,
-        "addnorm.corpus.command",
+        "addnorm.corpus.check.check_command",
         "compare stored vectors with the vectors served now",
         CORPUS,
         cannot_run=2,  # 1 says that they differ
     ),
     "pin": Command(
         OF_CORPUS,
-        "addnorm.corpus.command",
+        "addnorm.corpus.check.check_command",
         "write the bits of a model's known answers, for `check --pin`",
         CORPUS,
         cannot_run=2,
     ),
     "compare": Command(
         OF_CORPUS,
-        "addnorm.corpus.compare_command",
+        "addnorm.corpus.compare.compare_command",
         "compare two models, precisions, servers or files of vectors on your texts",
         CORPUS,
         cannot_run=2,

@@ -11,9 +11,9 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from addnorm.corpus.embed.embedding_job import Job, Progress
+from addnorm.corpus.embed.parts import Parts
 from addnorm.corpus.embedder import Embedder, EmbedOptions
-from addnorm.corpus.embedding_job import Job, Progress
-from addnorm.corpus.parts import Parts
 from addnorm.corpus.storage import Location
 from addnorm.corpus.stored_vectors import StoredVectors
 from addnorm.corpus.texts_source import Source

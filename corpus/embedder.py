@@ -34,7 +34,7 @@ from addnorm.service.errors import NotFinite, ServiceError, StartupError
 from addnorm.service.loading.loader import load
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
-from addnorm.service.wire.texts.texts import TextsToTokenize
+from addnorm.service.wire.texts.texts import TextsToTokenize, Wish
 
 DType = Literal["float32", "float16", "int8"]
 
@@ -305,10 +305,12 @@ class Embedder:
 
     def _request(self, texts: Sequence[Text]) -> TextsToTokenize:
         """The texts as the options say. InvalidInput for an option that the model lacks."""
-        arguments = FIELD, texts, self.options.truncate, self.model
-        if self.options.input_type:
-            return TextsToTokenize.typed(*arguments, self.options.input_type)
-        return TextsToTokenize.prompted(*arguments, self.options.prompt_name)
+        options = self.options
+        wish = Wish(
+            field=FIELD, texts=texts, truncate=options.truncate, exact_type=options.input_type
+        )
+        prompt_name = None if options.input_type else options.prompt_name
+        return TextsToTokenize.of(wish, self.model, prompt_name)
 
     async def rejected(self, texts: Sequence[Text | None], rows: Ints) -> dict[int, str]:
         """Row -> why its text cannot be embedded. Tokenized are only texts that may be too long, or

@@ -234,6 +234,21 @@ def in_one_line(subject: str) -> Iterator[None]:
         raise CorpusError(f"{subject}: {reason(error)}") from None
 
 
+def check_writable(option: str, path: Path | None) -> None:
+    """CorpusError before the work whose result is to be written there."""
+    if path is None:
+        return
+    try:
+        if path.is_dir():
+            raise CorpusError(f"{option} {path} is a folder: give a file")
+        if not path.parent.is_dir():
+            raise CorpusError(f"{option} {path}: the folder {path.parent} does not exist")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise CorpusError(f"{option} {path} cannot be written by user {os.geteuid()}")
+    except OSError as error:
+        raise CorpusError(f"{option} {path}: {error.strerror}") from None
+
+
 def reason(error: Exception) -> str:
     words = " ".join(str(getattr(error, "strerror", None) or error).split())[:300]
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):

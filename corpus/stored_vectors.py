@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from addnorm.corpus.errors import CorpusError
-from addnorm.corpus.index_check import Difference
-from addnorm.corpus.parts import Plan, differences, plan_of
+from addnorm.corpus.fingerprint_differences import Difference
+from addnorm.corpus.job_plan import Plan, differences, plan_of
 from addnorm.corpus.storage import Location, in_one_line, read_batches
 from addnorm.corpus.vectors_file import VectorsFile
 from addnorm.service.engine.batch import Ints

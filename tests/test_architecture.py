@@ -54,6 +54,16 @@ def test_packages_import_along_the_arrow_only(package: str) -> None:
         assert not {name.partition(".")[0] for name in names} & {*AROUND, *exporters}, path
 
 
+def test_commands_of_corpus_share_what_stands_above_their_folders() -> None:
+    """The files above the folders import none of them, and no command another."""
+    folders = {path.parent.name for path in (ROOT / "corpus").glob("*/__init__.py")}
+    assert folders == {"embed", "check", "compare"}
+    for path in sources("corpus"):
+        own = path.relative_to(ROOT / "corpus").parts[0]
+        used = {name.split(".")[2] for name in imported(path) if name.startswith("addnorm.corpus.")}
+        assert not used & folders - {own}, path
+
+
 def test_benchmarks_import_no_tests() -> None:
     for path in sources("benchmarks"):
         assert "tests" not in {name.partition(".")[0] for name in imported(path)}, path
@@ -113,7 +123,7 @@ def test_vectors_and_pairs_have_one_road_each() -> None:
     names = {
         path.name
         for path in sources("service/dialects")
-        if re.search(r"\.texts\.tokenize\(|\.cuts\(", path.read_text())
+        if re.search(r"\.texts\.tokenize\(", path.read_text())
     }
     assert names == {"native_infer.py", "systemone.py", "tensors.py"}
 

@@ -31,7 +31,7 @@ OTHER_USES = {  # file -> how many, why
     "service/engine/own_engine.py": (1, "of a mask"),
     "service/dialects/kserve/tensors.py": (1, "of a shape"),
     "corpus/comparison.py": (5, "of masks; cosines that only find which vectors are near"),
-    "corpus/embed_command.py": (1, "of equal rows"),
+    "corpus/embed/embed_command.py": (1, "of equal rows"),
     "service/asking/tasks/name_spans.py": (1, "smallest numbers"),
 }
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from addnorm.corpus import command as corpus
-from addnorm.corpus.index_check import MEANINGS
+from addnorm.corpus.check import check_command
+from addnorm.corpus.check.index_check import MEANINGS
 from addnorm.corpus.options import check_parser
 from addnorm.export import exporting
 from addnorm.export.certificate.forward import refuse_unlike
@@ -217,7 +217,7 @@ def test_the_programs_of_the_page_on_vector_indexes_run(
         if all(map(find_spec, packages)):
             exec(program.replace("localhost:8000", text_url.removeprefix("http://")), namespace)
     with pytest.raises(SystemExit) as ended:
-        corpus.check(["vectors.parquet", "--model", text_url, "--json", "report.json"])
+        check_command.check(["vectors.parquet", "--model", text_url, "--json", "report.json"])
     figures = json.loads(Path("report.json").read_text())
     assert (ended.value.code, figures["fingerprint"]["equal"]) == (0, True)
 

@@ -14,7 +14,7 @@ TESTS = Path(__file__).parent
 ERRS = "a step of the export errs, which no caller may choose"
 REMAINING = {  # file -> how many, why
     "cluster/test_ray_serve.py": (1, "logging's own state, put back afterwards"),
-    "corpus/test_embed_command.py": (1, "the system's rename, and a kill within any step"),
+    "corpus/embed/test_embed_command.py": (1, "the system's rename, and a kill within any step"),
     "export/test_certificate.py": (4, ERRS),
     "export/test_command_lines.py": (1, "the current folder, from which code is imported"),
     "export/test_download.py": (1, "a constant of huggingface_hub, read from the environment"),

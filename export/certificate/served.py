@@ -33,7 +33,7 @@ from addnorm.service.engine.manifest import Limits
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import OutputKind
 from addnorm.service.engine.outputs.per_token import SomeTokenVectors
-from addnorm.service.engine.outputs.sparse import TOKEN_WEIGHTS
+from addnorm.service.engine.outputs.sparse import TOKEN_WEIGHTS, Sparse
 from addnorm.service.engine.registry import Models
 from addnorm.service.loading.loader import PADDINGS
 from addnorm.service.server.wiring import Service, build
@@ -403,7 +403,8 @@ def _rows(path: Served, case: Case, precision: str) -> list[Arrays]:
     for name, kind in path.outputs.items():
         output = kind.of_options(options[name])
         parts = got[name].values() if isinstance(got[name], dict) else [got[name]]
-        (grids if output.is_by_token(path.model.bundle) else vectors).extend(parts)
+        by_token = output.pick(path.model.bundle) == "every" and name != Sparse.name
+        (grids if by_token else vectors).extend(parts)
     masks = case.attention_mask or [[1] * len(row) for row in case.input_ids]
     return [
         [

@@ -1,12 +1,17 @@
 """Every limit of a request is checked here, before any work; and what it will take is estimated."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.engine.batch import Ints, Padding, all_finite
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.manifest import InputType
 from addnorm.service.engine.outputs.output import BINARY_BYTES, Output
+from addnorm.service.engine.outputs.pooled import VectorsOutput
+from addnorm.service.engine.outputs.sparse import Sparse
 from addnorm.service.errors import InvalidInput
 from addnorm.service.settings import Settings
 
@@ -18,9 +23,14 @@ def check(ask: Ask, settings: Settings) -> None:
     ask.record.real_tokens, ask.record.pad_tokens = batch.num_tokens, padding.num_pads
     ask.precision = ask.precision or ask.model.default_precision
     if ask.dimensions is not None:
-        ask.outputs = tuple(output.with_dimensions(ask.dimensions) for output in ask.outputs)
+        ask.outputs = tuple(
+            replace(output, dimensions=ask.dimensions)
+            if isinstance(output, VectorsOutput) and not output.dimensions
+            else output
+            for output in ask.outputs
+        )
     if ask.input_type:
-        ask.outputs = tuple(output.of_type(ask.input_type, bundle) for output in ask.outputs)
+        ask.outputs = tuple(_of_type(output, ask.input_type, bundle) for output in ask.outputs)
     for noun, value, limit in (
         ("windows" if ask.windows else "sequences", len(padding.lengths), settings.max_sequences),
         (
@@ -74,6 +84,21 @@ def check(ask: Ask, settings: Settings) -> None:
     ask.kept_bytes = BINARY_BYTES * (num_numbers + num_made)
     if batch.tokens.ndim > 1:  # ids are few bytes beside the rows
         ask.kept_bytes += batch.tokens.nbytes
+
+
+def _of_type(output: Output[Any], input_type: InputType, bundle: Bundle) -> Output[Any]:
+    """The output for texts of this type. InvalidInput if no graph runs for them, and this is made
+    by one."""
+    rules = bundle.manifest.input_types.get(input_type)
+    if rules is None or not rules.inference_free:
+        return output
+    if not isinstance(output, Sparse):
+        raise InvalidInput(
+            f"input_type is {input_type!r}: {bundle.ref} makes sparse vectors of it without a"
+            f' graph, and no {output.name}: ask /v1/infer for "outputs": ["sparse"]',
+            param="input_type",
+        )
+    return replace(output, inference_free=True)
 
 
 def _not_answered(ask: Ask, output: Output[Any]) -> InvalidInput:

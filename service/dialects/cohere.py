@@ -24,8 +24,8 @@ from addnorm.service.wire.dialect_errors import COHERE_ERRORS
 from addnorm.service.wire.route import Protocol, Route
 from addnorm.service.wire.texts.json_answers import Ranking, usage
 from addnorm.service.wire.texts.reranking import BestOptions, pairs
-from addnorm.service.wire.texts.sequences import OneText, Strings, Wish, vectors
-from addnorm.service.wire.texts.texts import PRECISION, Truncation, query_with
+from addnorm.service.wire.texts.sequences import OneText, Strings, vectors
+from addnorm.service.wire.texts.texts import PRECISION, Truncation, Wish, query_with
 from addnorm.service.wire.tools import Tools
 
 

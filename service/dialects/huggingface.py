@@ -28,7 +28,7 @@ from addnorm.service.wire.dialect_errors import HUGGING_FACE_ERRORS
 from addnorm.service.wire.route import PlainRoute, Protocol, Route, parts_of
 from addnorm.service.wire.texts import text_tasks
 from addnorm.service.wire.texts.json_answers import Finish, JsonAnswer, likeness
-from addnorm.service.wire.texts.sequences import Strings, Wish, vectors
+from addnorm.service.wire.texts.sequences import Strings, to_tokenize, vectors
 from addnorm.service.wire.texts.text_tasks import (
     ClassifyOptions,
     FillMaskOptions,
@@ -36,7 +36,7 @@ from addnorm.service.wire.texts.text_tasks import (
     TagOptions,
     ZeroShotOptions,
 )
-from addnorm.service.wire.texts.texts import PROMPT_NAME, source_or_sentence
+from addnorm.service.wire.texts.texts import PROMPT_NAME, Wish, source_or_sentence
 from addnorm.service.wire.tools import Tools
 
 
@@ -173,7 +173,7 @@ async def infer(body: HuggingFaceRequest, ask: Ask, tools: Tools) -> Encode:
     _check_parameters(parameters, options_type, f"the task of {model.bundle.ref}")
     if run is None:
         return await vectors(wish, ask, tools)
-    finish = await run(ask, tools, replace(wish, cuts=False).to_tokenize(ask, tools), parameters)
+    finish = await run(ask, tools, to_tokenize(replace(wish, cuts=False), ask, tools), parameters)
     # transformers answers a list of one text by one object too, in this task
     is_one = isinstance(body.inputs, str | TextPair) or (
         run is text_tasks.zero_shot and len(texts) == 1

@@ -17,8 +17,8 @@ from addnorm.service.wire.dialect_errors import NVIDIA_ERRORS
 from addnorm.service.wire.route import PlainRoute, Protocol, Route, parts_of
 from addnorm.service.wire.texts.json_answers import Ranking, usage
 from addnorm.service.wire.texts.reranking import RerankOptions, pairs
-from addnorm.service.wire.texts.sequences import OneText, Wish
-from addnorm.service.wire.texts.texts import query_with
+from addnorm.service.wire.texts.sequences import OneText
+from addnorm.service.wire.texts.texts import Wish, query_with
 from addnorm.service.wire.tools import Tools
 
 

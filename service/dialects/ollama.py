@@ -26,7 +26,8 @@ from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.dialect_errors import OLLAMA_ERRORS
 from addnorm.service.wire.route import PlainRoute, Protocol, Route, parts_of
 from addnorm.service.wire.texts.json_answers import JsonAnswer
-from addnorm.service.wire.texts.sequences import OneOrSeveral, Wish, vectors
+from addnorm.service.wire.texts.sequences import OneOrSeveral, vectors
+from addnorm.service.wire.texts.texts import Wish
 from addnorm.service.wire.tools import Tools
 
 

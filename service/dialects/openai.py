@@ -26,8 +26,15 @@ from addnorm.service.wire.codec.validation import Strict, agreed
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
 from addnorm.service.wire.route import Protocol, Route
 from addnorm.service.wire.texts.json_answers import usage
-from addnorm.service.wire.texts.sequences import OTHER_VOCABULARY, Sequences, Wish, vectors
-from addnorm.service.wire.texts.texts import MODEL, PRECISION, PROMPT_NAME, Truncation, check_rule
+from addnorm.service.wire.texts.sequences import OTHER_VOCABULARY, Sequences, vectors
+from addnorm.service.wire.texts.texts import (
+    MODEL,
+    PRECISION,
+    PROMPT_NAME,
+    Truncation,
+    Wish,
+    check_rule,
+)
 from addnorm.service.wire.tools import Tools
 
 InputType = Literal["query", "document", "passage", "text", "search_query", "search_document"]

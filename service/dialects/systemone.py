@@ -25,9 +25,9 @@ from addnorm.service.wire.codec.validation import Strict, fit
 from addnorm.service.wire.dialect_errors import SYSTEM_ONE_ERRORS
 from addnorm.service.wire.route import Protocol, Route
 from addnorm.service.wire.texts.json_answers import JsonAnswer, span_fields
-from addnorm.service.wire.texts.sequences import Wish
+from addnorm.service.wire.texts.sequences import to_tokenize
 from addnorm.service.wire.texts.text_tasks import by_window, known_label
-from addnorm.service.wire.texts.texts import check_size, json_bytes
+from addnorm.service.wire.texts.texts import Wish, check_size, json_bytes
 from addnorm.service.wire.tools import Tools
 
 ANY_MODEL = "jev-latest"  # what TypeSafe's SDKs ask for by default: the one that can decide
@@ -210,7 +210,7 @@ async def decide(body: SystemOneRequest, ask: Ask, tools: Tools) -> Encode:
         takes_prompt=False,
         can_cut=False,
     )
-    texts = wish.to_tokenize(ask, tools)._replace(
+    texts = to_tokenize(wish, ask, tools)._replace(
         split_part=int(is_reranker),
         aligned=[len(question.options()) for question in body.questions.values()],
     )

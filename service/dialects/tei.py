@@ -42,7 +42,7 @@ from addnorm.service.wire.texts.sequences import (
     OneOrSeveral,
     Sequences,
     Strings,
-    Wish,
+    to_tokenize,
     vectors,
 )
 from addnorm.service.wire.texts.text_tasks import ClassifyOptions, classify
@@ -51,6 +51,7 @@ from addnorm.service.wire.texts.texts import (
     Shown,
     TextsToTokenize,
     WindowOptions,
+    Wish,
     check_size,
     column,
     query_with,
@@ -297,7 +298,7 @@ async def predict(body: TeiPredictRequest, ask: Ask, tools: Tools) -> JsonAnswer
     )
     function: Function | None = "none" if body.raw_scores else None
     options = ClassifyOptions(function_to_apply=function, windows=body.windows)
-    finish = await classify(ask, tools, wish.to_tokenize(ask, tools), options)
+    finish = await classify(ask, tools, to_tokenize(wish, ask, tools), options)
 
     def shape(ask: Ask) -> Any:
         answers = finish(ask)
@@ -397,8 +398,8 @@ TASK_ROUTES = tuple(
 async def tokenize(body: TeiTokenizeRequest, ask: Ask, tools: Tools) -> Payload:
     """Texts may have any number of tokens."""
     model = _model(body.model, ask, tools)
-    texts = TextsToTokenize.prompted("inputs", body.inputs, False, model, body.prompt_name)
-    texts = texts._replace(can_cut=False)
+    wish = Wish(field="inputs", texts=body.inputs, can_cut=False)
+    texts = TextsToTokenize.of(wish, model, body.prompt_name)
     work = partial(_encode_texts, tools.texts.tokenizer(texts), body.add_special_tokens)
     return await tools.texts.tokenize_with(texts, work, ask, _in_rows)
 

@@ -16,8 +16,8 @@ from addnorm.service.wire.codec.payload import Payload
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
 from addnorm.service.wire.route import Protocol, Route
-from addnorm.service.wire.texts.sequences import Integers, Wish
-from addnorm.service.wire.texts.texts import MODEL, PROMPT_NAME, Shown, Texts, column
+from addnorm.service.wire.texts.sequences import Integers, to_tokenize
+from addnorm.service.wire.texts.texts import MODEL, PROMPT_NAME, Shown, Texts, Wish, column
 from addnorm.service.wire.tools import Tools
 
 MAX_IDS = 10_000  # whose tokens one request may ask for: they are looked up on the event loop
@@ -155,7 +155,7 @@ async def tokenize(body: TokenizeRequest, ask: Ask, tools: Tools) -> Payload | b
         exact_type=body.input_type,
         truncate=body.truncate,
     )
-    texts = wish.to_tokenize(ask, tools)
+    texts = to_tokenize(wish, ask, tools)
     tokenizer = tools.texts.tokenizer(texts)
     # texts that are too long are shown too, so that callers see by how much
     work = partial(_encode_texts, tokenizer, texts.truncate, ask.cut)

@@ -28,9 +28,9 @@ from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
 from addnorm.service.wire.route import PlainRoute, Protocol, Route, parts_of
 from addnorm.service.wire.texts.json_answers import JsonAnswer, Ranking, span_fields, usage
 from addnorm.service.wire.texts.reranking import RerankOptions, pairs
-from addnorm.service.wire.texts.sequences import OneOrSeveral, Row, Wish, vectors
+from addnorm.service.wire.texts.sequences import OneOrSeveral, Row, to_tokenize, vectors
 from addnorm.service.wire.texts.text_tasks import ClassifyOptions, label_scores
-from addnorm.service.wire.texts.texts import Shown, TextsToTokenize, WindowOptions
+from addnorm.service.wire.texts.texts import Shown, TextsToTokenize, WindowOptions, Wish
 from addnorm.service.wire.tools import Tools
 
 
@@ -92,7 +92,7 @@ async def score(body: ScoreRequest, ask: Ask, tools: Tools) -> Encode:
 
 
 async def classify(body: ClassificationRequest, ask: Ask, tools: Tools) -> Encode:
-    texts = _wish(body, "classify", "input", body.input).to_tokenize(ask, tools)
+    texts = to_tokenize(_wish(body, "classify", "input", body.input), ask, tools)
     score = await label_scores(ask, tools, texts, ClassifyOptions(windows=body.windows))
     ask.outputs = (Logits(),)
     return JsonAnswer(partial(_classes, score))
@@ -178,7 +178,8 @@ class DetokenizeRequest(Strict):
 async def tokenize(body: PromptTokenizeRequest, ask: Ask, tools: Tools) -> bytes:
     """The text may have any number of tokens."""
     model = ask.find_model(tools.models, ask.names.get("model", body.model), "complete")
-    texts = TextsToTokenize("prompt", [body.prompt], False, model, can_cut=False)
+    wish = Wish(field="prompt", texts=[body.prompt], takes_prompt=False, can_cut=False)
+    texts = TextsToTokenize.of(wish, model)
     tokenizer = tools.texts.tokenizer(texts)
     work = partial(_encode_prompts, tokenizer, body.add_special_tokens)
     (row,) = await tools.texts.tokenize_with(texts, work, ask, list)

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
+from addnorm.corpus.embed.parts import Parts
 from addnorm.corpus.errors import CorpusError
-from addnorm.corpus.parts import Parts
 from addnorm.corpus.storage import MOST_BYTES, Location, read_batches
 from addnorm.corpus.texts_source import Source
 from tests.support import corpus_files

@@ -11,7 +11,7 @@ from addnorm.export.wishes import Wishes
 from addnorm.export.words import texts
 from addnorm.export.words.folder_tokenizer import NoTexts
 from addnorm.service.engine.bundle import Bundle
-from addnorm.service.wire.texts.texts import TextsToTokenize
+from addnorm.service.wire.texts.texts import TextsToTokenize, Wish
 from tests.support.families import made, save
 from tests.support.sentence_transformers import tell
 from tests.support.texts import checkpoint
@@ -72,7 +72,9 @@ def test_a_classifiers_default_prompt_stands_before_pairs(
     bundle: Any = SimpleNamespace(manifest=manifest, tasks=["classify"])
     bundle.pair_prompt = Bundle.pair_prompt.func(bundle)
     model: Any = SimpleNamespace(bundle=bundle)
-    to_tokenize = TextsToTokenize("documents", [("who", "a"), ("who", "b"), "alone"], False, model)
+    pairs = [("who", "a"), ("who", "b"), "alone"]
+    wish = Wish(field="documents", texts=pairs, takes_prompt=False)
+    to_tokenize = TextsToTokenize.of(wish, model)
     whole_texts = to_tokenize.whole(to_tokenize.texts)
     assert whole_texts == [(f"{expected}who", "a"), (f"{expected}who", "b"), "alone"]
     assert whole_texts[0][0] is whole_texts[1][0]

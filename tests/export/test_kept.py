@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from addnorm.corpus.command import check
-from addnorm.corpus.embed_command import embed
+from addnorm.corpus.check.check_command import check
+from addnorm.corpus.embed.embed_command import embed
 from addnorm.export import kept
 from addnorm.service.engine.files import sha256
 from addnorm.service.errors import StartupError

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
-from addnorm.corpus import command
+from addnorm.corpus.check import check_command
 from addnorm.corpus.storage import Location
 from addnorm.export import sources
 from addnorm.export.exporting import export
@@ -130,8 +130,8 @@ def test_a_killed_job_on_s3_writes_the_bytes_of_one_on_disk(
     rows_made = Location.parse(on_s3).open_parquet().read().select(rows.column_names)
     assert rows_made.replace_schema_metadata(None).equals(rows)
     with pytest.raises(SystemExit) as ended:
-        command.check([on_s3, *options[:2]])
-    assert ended.value.code == command.EQUAL
+        check_command.check([on_s3, *options[:2]])
+    assert ended.value.code == check_command.EQUAL
 
 
 def test_a_killed_job_on_s3_takes_over_the_vectors_of_an_earlier_one(

@@ -19,13 +19,14 @@ from addnorm.service.dialects.kserve.schema import InputTensor, Parameters
 from addnorm.service.engine.batch import Batch, Padding
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.model import Model
-from addnorm.service.engine.outputs import OUTPUTS, AsItIs, OutputKind, OutputKinds
+from addnorm.service.engine.outputs import OUTPUTS, AsItIs, NormStatistics, OutputKind, OutputKinds
+from addnorm.service.engine.outputs.per_token import NormStats
 from addnorm.service.engine.tokenizer import Text
 from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.codec.decoding import RawRequest
 from addnorm.service.wire.codec.shown import shown
 from addnorm.service.wire.codec.validation import with_whole_floats
-from addnorm.service.wire.texts.texts import TextsToTokenize, check_size
+from addnorm.service.wire.texts.texts import TextsToTokenize, Wish, check_size
 from addnorm.service.wire.tools import Tools
 
 LENGTH_HEADER = "inference-header-content-length"  # of the JSON in front of the bytes, in bytes
@@ -79,8 +80,27 @@ def outputs(bundle: Bundle, output_kinds: OutputKinds = OUTPUTS) -> dict[str, Na
     return {
         NAMES.get(name, name.removeprefix(f"{AsItIs.name}.")): NativeTensor(kind, name, shape)
         for kind in output_kinds.of(bundle).values()
-        for name, shape in kind.grid_tensors(bundle).items()
+        for name, shape in _shapes(kind, bundle)
     }
+
+
+def _shapes(kind: OutputKind, bundle: Bundle) -> Iterator[tuple[str, list[int]]]:
+    """The native names and shapes of an output's tensors, where a grid is sent. Derived outputs
+    have none: their shapes are not known beforehand."""
+    if kind.is_derived:
+        return
+    if issubclass(kind, AsItIs):
+        tensors = kind.tensors(bundle)
+        for tensor in tensors:
+            name = f"{kind.name}.{tensor.name}" if len(tensors) > 1 else kind.name
+            yield name, tensor.shape
+    elif issubclass(kind, NormStatistics):
+        for part in NormStats.model_fields:
+            yield f"{kind.name}.{part}", [-1, -1, bundle.manifest.n_norms]
+    else:
+        output = kind()
+        rows = [-1, -1] if output.pick(bundle) == "every" else [-1]
+        yield kind.name, [*rows, output.width(bundle)]
 
 
 def split(raw: RawRequest) -> tuple[bytes, memoryview]:
@@ -270,9 +290,8 @@ async def tokenize(
         )
     check_size(tensor.name, tensor.shape[0], "texts", tools.texts.settings.max_sequences)
     texts = await tools.bodies.read(ask.num_body_bytes, ask, _texts, tensor, contents)
-    to_tokenize = TextsToTokenize.prompted(
-        tensor.name, texts, tools.texts.cuts(parameters.truncate), model, prompt_name
-    )
+    wish = Wish(field=tensor.name, texts=texts, truncate=parameters.truncate)
+    to_tokenize = TextsToTokenize.of(wish, model, prompt_name, tools.texts.settings.truncate)
     batch, padding = await tools.texts.tokenize(to_tokenize, ask)
     places = np.arange(max(padding.lengths.tolist()))
     return batch, Padding(padding.lengths, places < padding.lengths[:, None])

@@ -27,9 +27,9 @@ from addnorm.service.wire.codec.safetensors_body import SAFETENSORS, Arrays
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.route import Route
 from addnorm.service.wire.texts import spans
-from addnorm.service.wire.texts.sequences import Integers, Wish
+from addnorm.service.wire.texts.sequences import Integers, to_tokenize
 from addnorm.service.wire.texts.spans import Ranges
-from addnorm.service.wire.texts.texts import MODEL, PROMPT_NAME, Texts
+from addnorm.service.wire.texts.texts import MODEL, PROMPT_NAME, Texts, Wish
 from addnorm.service.wire.tools import Tools
 
 Fields = TypeVar("Fields", bound="Options")
@@ -288,7 +288,7 @@ async def infer(body: InferRequest, ask: Ask, tools: Tools) -> None:
         exact_type=body.input_type,
         truncate=body.truncate,
     )
-    texts = wish.to_tokenize(ask, tools)
+    texts = to_tokenize(wish, ask, tools)
     kinds = _kinds(
         body, texts.model.bundle
     )  # what cannot be had is rejected before texts are tokenized

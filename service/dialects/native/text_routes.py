@@ -15,14 +15,14 @@ from addnorm.service.wire.route import Route
 from addnorm.service.wire.texts import extraction, text_tasks
 from addnorm.service.wire.texts.extraction import ExtractOptions
 from addnorm.service.wire.texts.json_answers import Finish, JsonAnswer
-from addnorm.service.wire.texts.sequences import Wish
+from addnorm.service.wire.texts.sequences import to_tokenize
 from addnorm.service.wire.texts.text_tasks import (
     ClassifyOptions,
     FillMaskOptions,
     TagOptions,
     ZeroShotOptions,
 )
-from addnorm.service.wire.texts.texts import PRECISION, PROMPT_NAME, Texts
+from addnorm.service.wire.texts.texts import PRECISION, PROMPT_NAME, Texts, Wish
 from addnorm.service.wire.tools import Tools
 
 
@@ -137,7 +137,7 @@ async def infer(
         prompt_name=body.prompt_name,
         truncate=body.truncate,
     )
-    finish = await run(ask, tools, wish.to_tokenize(ask, tools), body)
+    finish = await run(ask, tools, to_tokenize(wish, ask, tools), body)
     return JsonAnswer(
         lambda ask: {
             "model": ask.model.answered_name,

@@ -55,12 +55,19 @@ class OutputKinds:
 
     def of(self, bundle: Bundle) -> dict[str, OutputKind]:
         """The outputs that the model has, by name."""
-        return {kind.name: kind for entry in self._derived_last for kind in entry.kinds(bundle)}
+        kinds = list[OutputKind]()
+        for kind in self._derived_last:
+            kinds += AsItIs.kinds(bundle) if kind is AsItIs else [kind]
+        return {kind.name: kind for kind in kinds if kind.is_of(bundle)}
 
     @cached_property
     def fields(self) -> tuple[tuple[str, str], ...]:
         """Request fields that are for one output alone, each with the output's name."""
-        return tuple((field, kind.name) for kind in self.known for field in kind.fields())
+        return tuple(
+            (field, kind.name)
+            for kind in self.known
+            for field in (*((kind.name,) if kind.options else ()), *kind.fields)
+        )
 
     def chosen(self, names: Sequence[str] | None, bundle: Bundle) -> dict[str, OutputKind]:
         """The outputs of these names. None: activations and the heads' outputs; every tensor of a

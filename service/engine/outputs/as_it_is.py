@@ -26,34 +26,26 @@ class AsItIs(Output[ByRow | Parts]):
 
     @classmethod
     def kinds(cls, bundle: Bundle) -> "tuple[type[AsItIs], ...]":
+        """The model's outputs that this one stands for in `OUTPUTS`, a class for each name."""
         return tuple(map(_kind, dict.fromkeys(tensor.output for tensor in _tensors(bundle))))
 
     @classmethod
     def is_of(cls, bundle: Bundle) -> bool:
-        return bool(cls._own_tensors(bundle))
+        return bool(cls.tensors(bundle))
 
     @classmethod
-    def grid_tensors(cls, bundle: Bundle) -> dict[str, list[int]]:
-        tensors = cls._own_tensors(bundle)
-        return {
-            f"{cls.name}.{tensor.name}" if len(tensors) > 1 else cls.name: tensor.shape
-            for tensor in tensors
-        }
-
-    @classmethod
-    def _own_tensors(cls, bundle: Bundle) -> list[OwnTensor]:
+    def tensors(cls, bundle: Bundle) -> list[OwnTensor]:
+        """The tensors of its name."""
         return [tensor for tensor in _tensors(bundle) if tensor.output == cls.name]
 
     def pick(self, bundle: Bundle) -> Pick:
         """The graph writes the answer to a sequence into the rows of all its tokens."""
-        return (
-            "every" if any(tensor.of == "token" for tensor in self._own_tensors(bundle)) else "last"
-        )
+        return "every" if any(tensor.of == "token" for tensor in self.tensors(bundle)) else "last"
 
     def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
         """The sum over its tensors: some may have a row per token, others one per sequence."""
         num_values = num_pads = 0
-        for tensor in self._own_tensors(bundle):
+        for tensor in self.tensors(bundle):
             num, pads = len(batch), len(padding.lengths) - len(batch)
             if tensor.of == "token":
                 num, pads = batch.num_tokens, padding.num_pads
@@ -63,7 +55,7 @@ class AsItIs(Output[ByRow | Parts]):
         return size._replace(num_values=num_values, num_pads=num_pads)
 
     def make(self, inputs: OutputInputs) -> ByRow | Parts:
-        by_name, begin, tensors = dict[str, ByRow](), 0, self._own_tensors(inputs.bundle)
+        by_name, begin, tensors = dict[str, ByRow](), 0, self.tensors(inputs.bundle)
         for tensor in inputs.bundle.manifest.as_it_is or ():
             columns = slice(begin, begin := begin + tensor.width)
             if tensor not in tensors:

@@ -6,7 +6,7 @@ waits in the queue and passes admission control like any other.
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -51,20 +51,11 @@ class LensOutput(Output[ByLayer]):
     is_default = False
     is_derived = True
     is_of_lens = True
-    smallest: ClassVar[str]  # options that ask for the least
     layers: tuple[int, ...] | None = None
 
     @classmethod
     def is_of(cls, bundle: Bundle) -> bool:
         return bundle.has_lens
-
-    @classmethod
-    def grid_tensors(cls, bundle: Bundle) -> dict[str, list[int]]:
-        return {}
-
-    @property
-    def remedy(self) -> str:
-        return f'ask for less, as with "{self.name}": {self.smallest}, or send less at once'
 
     def pick(self, bundle: Bundle) -> Pick:
         return "every"
@@ -114,7 +105,8 @@ class LensOutput(Output[ByLayer]):
 class HiddenStates(LensOutput):
     """Layer i is the input of block i; the last layer is `activations`."""
 
-    name, smallest = "hidden_states", '{"layers": [0]}'
+    name = "hidden_states"
+    remedy = 'ask for less, as with "hidden_states": {"layers": [0]}, or send less at once'
     json_type = list[list[list[list[float]]]]
     description = (
         "[layers][B][S][d_model], of bundles exported with a lens, in the order asked for. The last"
@@ -148,7 +140,10 @@ class HiddenStates(LensOutput):
 class Attentions(LensOutput):
     """The weight of each token in each token's attention: queries before keys. heads: None: all."""
 
-    name, smallest = "attentions", '{"layers": [0], "heads": [0]}'
+    name = "attentions"
+    remedy = (
+        'ask for less, as with "attentions": {"layers": [0], "heads": [0]}, or send less at once'
+    )
     json_type = list[list[list[list[list[float]]]]]
     description = (
         "[layers][B][heads][S][S], queries before keys, of bundles exported with a lens: what each"

@@ -72,6 +72,8 @@ class LogitsOutput(Output[Value_co]):
 
 @dataclass(frozen=True, eq=False)
 class Logits(LogitsOutput[ByRow]):
+    remedy = 'ask for "outputs": ["activations"], or "logits": {"top_k": 5}'
+
     @classmethod
     def asked_for(cls, request: OutputParameters) -> Output[Value]:
         options: LogitsOptions | None = request.options
@@ -88,10 +90,6 @@ class Logits(LogitsOutput[ByRow]):
         if head.pick != "every":
             return {}
         return {"positions": "all" if num_tokens * head.width <= MAX_COMPARED else "last"}
-
-    @property
-    def remedy(self) -> str:
-        return 'ask for "outputs": ["activations"], or "logits": {"top_k": 5}'
 
     def make(self, inputs: OutputInputs) -> ByRow:
         rows = inputs.head_rows(self.pick(inputs.bundle))

@@ -20,7 +20,7 @@ from addnorm.service.engine.heads import (
     pooled,
     run_head,
 )
-from addnorm.service.engine.manifest import InputRules, InputType, Pick, Pooling, RowKind
+from addnorm.service.engine.manifest import InputRules, Pick, Pooling, RowKind
 from addnorm.service.engine.outputs.values import (
     Array,
     ByRow,
@@ -29,7 +29,6 @@ from addnorm.service.engine.outputs.values import (
     VectorDType,
     by_token,
 )
-from addnorm.service.errors import InvalidInput
 
 JSON_BYTES_PER_FLOAT = 13  # of a float32 written with all its digits, sign and comma
 JSON_BYTES_PER_BYTE = 5  # "-128,"
@@ -125,6 +124,9 @@ class Output(Generic[Value_co]):
     json_type: ClassVar[Any]  # of its JSON, as pydantic knows types
     description: ClassVar[str | None] = None
     options: ClassVar[type[Strict] | None] = None  # what a request may say under its name
+    fields: ClassVar[tuple[str, ...]] = ()  # other request fields that are for it alone
+    # the smaller request to make if the response is too large; None: another output
+    remedy: ClassVar[str | None] = None
     is_default: ClassVar[bool] = True  # whether it is made where a request names no output
     is_derived: ClassVar[bool] = False  # only of some models: listed after the others
     is_of_lens: ClassVar[bool] = False  # a lens makes it, by running the whole model again
@@ -135,16 +137,6 @@ class Output(Generic[Value_co]):
     def is_of(cls, bundle: Bundle) -> bool:
         """The model has it."""
         return cls.name in bundle.manifest.heads
-
-    @classmethod
-    def kinds(cls, bundle: Bundle) -> "tuple[type[Output[Value_co]], ...]":
-        """The classes of those outputs of the model that this one stands for in `OUTPUTS`."""
-        return (cls,) if cls.is_of(bundle) else ()
-
-    @classmethod
-    def fields(cls) -> tuple[str, ...]:
-        """Request fields that are for this output alone."""
-        return (cls.name,) if cls.options else ()
 
     @classmethod
     def asked_for(cls, request: OutputParameters) -> "Output[Value]":
@@ -162,46 +154,13 @@ class Output(Generic[Value_co]):
         values."""
         return {}
 
-    @classmethod
-    def grid_tensors(cls, bundle: Bundle) -> dict[str, list[int]]:
-        """Its tensors of float32 where the request is a grid, by name: their shapes, -1 where the
-        request decides. Empty: they are not known beforehand."""
-        output = cls()
-        num_axes = 2 if output.is_by_token(bundle) else 1
-        return {cls.name: [*[-1] * num_axes, output.width(bundle)]}
-
     def check(self, bundle: Bundle) -> None:
         """InvalidInput if an option does not fit the model."""
-
-    def with_dimensions(self, dimensions: int) -> "Output[Value_co]":
-        """The output with so many dimensions, unless it has none or the request says how many."""
-        return self
-
-    def of_type(self, input_type: InputType, bundle: Bundle) -> "Output[Value_co]":
-        """The output for texts of this type. InvalidInput if no graph runs for them, and this is
-        made by one."""
-        rules = bundle.manifest.input_types.get(input_type)
-        if rules and rules.inference_free:
-            raise InvalidInput(
-                f"input_type is {input_type!r}: {bundle.ref} makes sparse vectors of it without a"
-                f' graph, and no {self.name}: ask /v1/infer for "outputs": ["sparse"]',
-                param="input_type",
-            )
-        return self
-
-    @property
-    def remedy(self) -> str | None:
-        """The smaller request to make if the response is too large; None: another output."""
-        return None
 
     def pick(self, bundle: Bundle) -> Pick:
         """The rows it is made of: every token's, or one for each sequence."""
         head = bundle.manifest.heads.get(self.head or self.name)
         return head.pick if head else "every"
-
-    def is_by_token(self, bundle: Bundle) -> bool:
-        """It has values for each token, not for each sequence."""
-        return self.pick(bundle) == "every"
 
     def width(self, bundle: Bundle) -> int:
         """Numbers for each row."""

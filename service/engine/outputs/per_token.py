@@ -48,11 +48,6 @@ class NormStatistics(Output[Parts]):
     def is_of(cls, bundle: Bundle) -> bool:
         return not bundle.manifest.as_it_is
 
-    @classmethod
-    def grid_tensors(cls, bundle: Bundle) -> dict[str, list[int]]:
-        shape = [-1, -1, bundle.manifest.n_norms]
-        return {f"{cls.name}.{part}": shape for part in NormStats.model_fields}
-
     def width(self, bundle: Bundle) -> int:
         return 2 * bundle.manifest.n_norms
 

@@ -2,8 +2,8 @@
 numbers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,7 @@ class VectorsOutput(Output[Value_co]):
         "[B][d_model], or as wide as the model's own vectors; with `spans` a list of such for each"
         " sequence."
     )
+    fields = ("pooling", "spans")
     is_default = False
     pooling: Pooling | None = None
     normalize: bool = False
@@ -62,13 +63,6 @@ class VectorsOutput(Output[Value_co]):
     @classmethod
     def is_of(cls, bundle: Bundle) -> bool:
         return bundle.has_vectors
-
-    @classmethod
-    def fields(cls) -> tuple[str, ...]:
-        return ("pooling", "spans")
-
-    def with_dimensions(self, dimensions: int) -> Self:
-        return self if self.dimensions else replace(self, dimensions=dimensions)
 
     def check(self, bundle: Bundle) -> None:
         if not bundle.rows_are_tokens and (self.pooling or isinstance(self, PooledSpans)):

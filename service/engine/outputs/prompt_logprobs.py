@@ -60,10 +60,6 @@ class PromptOutput(Output[Value_co]):
     def is_of(cls, bundle: Bundle) -> bool:
         return "complete" in bundle.tasks
 
-    @classmethod
-    def grid_tensors(cls, bundle: Bundle) -> dict[str, list[int]]:
-        return {}
-
     def width(self, bundle: Bundle) -> int:
         return 1
 

@@ -4,7 +4,7 @@ of its tokens' log1p(relu(logits)), special tokens too. Some models take the log
 2402.03216), or a table, as queries of an inference-free model (arXiv 2411.04403)."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.engine import Engine
 from addnorm.service.engine.heads import HeadRows, chunks, run_head
-from addnorm.service.engine.manifest import InputType
 from addnorm.service.engine.outputs.output import (
     Output,
     OutputInputs,
@@ -79,13 +78,6 @@ class Sparse(Output[SparseVectors]):
     def compared_options(cls, bundle: Bundle, num_tokens: int) -> Mapping[str, Any]:
         return {"top_k": min(MAX_COMPARED, cls().width(bundle))}
 
-    @classmethod
-    def grid_tensors(cls, bundle: Bundle) -> dict[str, list[int]]:
-        return {}
-
-    def is_by_token(self, bundle: Bundle) -> bool:
-        return False
-
     def check(self, bundle: Bundle) -> None:
         width = self.width(bundle)
         if self.top_k is not None and not 1 <= self.top_k <= width:
@@ -93,9 +85,6 @@ class Sparse(Output[SparseVectors]):
                 f"sparse.top_k is {self.top_k}: 1 to {width} for {bundle.ref}",
                 param="sparse.top_k",
             )
-
-    def of_type(self, input_type: InputType, bundle: Bundle) -> "Sparse":
-        return replace(self, inference_free=bundle.manifest.input_types[input_type].inference_free)
 
     def width(self, bundle: Bundle) -> int:
         return bundle.manifest.limits.vocab_size if has_weights(bundle) else bundle.width("logits")

@@ -6,7 +6,7 @@ The labels stand before each text, so they influence each other's scores, as the
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Annotated, Any
 
@@ -91,8 +91,9 @@ async def extract(
 async def _extract(
     ask: Ask, tools: Tools, texts: TextsToTokenize, options: ExtractOptions
 ) -> Finish:
-    bundle, texts = texts.model.bundle, texts._replace(truncate=False, can_cut=False)
-    check_single(texts.field, texts.texts)
+    bundle, wish = texts.model.bundle, replace(texts.wish, can_cut=False)
+    texts = texts._replace(wish=wish, truncate=False)
+    check_single(texts.wish.field, texts.texts)
     rules = bundle.manifest.extraction
     labels = list(dict.fromkeys(options.labels or bundle.manifest.labels or ()))
     if rules is None or not labels:
@@ -216,7 +217,7 @@ class Reader:
             raise InvalidInput(
                 f"{place} has {num} {unit}, {num - limit} more than {ref} takes ({limit}): shorten"
                 ' it, or send "windows": {}, which reads all of it',
-                param=texts.field,
+                param=texts.wish.field,
             )
         # tokens of all words before each
         before = np.searchsorted(words.word_of_token, np.arange(num_words + 1))
@@ -240,7 +241,7 @@ class Reader:
                 raise TooManyWindows(
                     f"{place} has {num_words} words, which are more than {self._max_windows}"
                     f" windows of {ref} (ADDNORM_MAX_WINDOWS): send it in parts",
-                    param=texts.field,
+                    param=texts.wish.field,
                 )
 
     def _row(self, words: Words, start: int, stop: int) -> Row:

@@ -24,9 +24,9 @@ from addnorm.service.engine.outputs.per_token import counted
 from addnorm.service.errors import DeadlineNotMet, InvalidInput
 from addnorm.service.wire.codec.validation import agreed
 from addnorm.service.wire.texts.json_answers import JsonAnswer, Ranking, Unscored, likeness, ranked
-from addnorm.service.wire.texts.sequences import Wish, add_type_prompt
+from addnorm.service.wire.texts.sequences import to_tokenize
 from addnorm.service.wire.texts.text_tasks import LABEL_BYTES
-from addnorm.service.wire.texts.texts import TextsToTokenize, WindowOptions, check_rule
+from addnorm.service.wire.texts.texts import TextsToTokenize, WindowOptions, Wish, check_rule
 from addnorm.service.wire.tools import Tools
 
 TIME_SHARE = 0.5  # of the time of an ask that ends in time
@@ -112,7 +112,7 @@ async def pairs(
     dialect adds to the scores.
     """
     wish = replace(wish, task="rerank", takes_prompt=False)
-    texts = tools.texts.in_windows(wish.to_tokenize(ask, tools), options.window_rule(), ask)
+    texts = tools.texts.in_windows(to_tokenize(wish, ask, tools), options.window_rule(), ask)
     texts = texts._replace(
         split_part=1,
         most_windows=options.max_chunks_per_doc or None,
@@ -252,9 +252,9 @@ async def order_by_likeness(
     queries = {pair[0] for pair in pairs.texts}
     if len(queries) > 1:
         raise InvalidInput(
-            f"{pairs.field} have {len(queries)} queries: the alias {ask.alias.ref!r} has a first"
-            " stage, which takes one query: send one query per request",
-            param=pairs.field,
+            f"{pairs.wish.field} have {len(queries)} queries: the alias {ask.alias.ref!r} has a"
+            " first stage, which takes one query: send one query per request",
+            param=pairs.wish.field,
         )
     first = Ask(ask.id, ask.route, ask.key, ask.started, ask.timeout_s, ask.is_callers)
     first.anew, first.max_time_s = ask.anew, TIME_SHARE * ask.max_time_s
@@ -266,13 +266,14 @@ async def order_by_likeness(
     try:
         with tools.answers.gate.admit(first):
             for kind, texts in (("query", list(queries)), ("document", documents)):
-                plain = TextsToTokenize.prompted(pairs.field, texts, True, model, prompt)
-                to_tokenize = (
-                    add_type_prompt(plain, "model", kind, prompt) if prompt is None else plain
+                input_type = ("model", kind) if prompt is None else None
+                wish = Wish(
+                    field=pairs.wish.field, texts=texts, truncate=True, input_type=input_type
                 )
+                first_texts = TextsToTokenize.of(wish, model, prompt)
                 if ask.max_time_s < math.inf:
-                    to_tokenize = tools.texts.in_time(to_tokenize, first)
-                batch, padding = await tools.texts.tokenize(to_tokenize, first)
+                    first_texts = tools.texts.in_time(first_texts, first)
+                batch, padding = await tools.texts.tokenize(first_texts, first)
                 batches, lengths = [*batches, batch], padding.lengths
             query, document_batch = batches
             if not len(query):  # to a table of vectors a text may have no tokens
@@ -281,7 +282,7 @@ async def order_by_likeness(
                 [(query, 0), *((document_batch, index) for index in range(len(document_batch)))]
             )
             first.padding = Padding(first.batch.lengths, None)
-            first.outputs, first.field = (Pooled.for_comparison(model.bundle),), pairs.field
+            first.outputs, first.field = (Pooled.for_comparison(model.bundle),), pairs.wish.field
             first.encode = _likeness
             alike = await tools.answers.answer(first)
     except DeadlineNotMet:

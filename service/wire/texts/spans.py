@@ -56,7 +56,7 @@ def in_texts(
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise InvalidInput(
-                f"spans is set, but {to_tokenize.field}[{index}] is a pair: spans need single"
+                f"spans is set, but {to_tokenize.wish.field}[{index}] is a pair: spans need single"
                 " texts",
                 param="spans",
             )

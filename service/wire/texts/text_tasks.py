@@ -155,11 +155,11 @@ async def zero_shot(
     candidates = options.candidate_labels
     texts = tools.texts.in_windows(texts, options.window_rule(), ask, cuts_hide=True)
     tools.texts.check_pairs(texts, "candidate_labels", len(candidates))
-    check_single(texts.field, texts.texts)
+    check_single(texts.wish.field, texts.texts)
     hypotheses = list(classification.hypotheses(candidates, options.hypothesis_template))
     full_texts = map(str, texts.whole(texts.texts))
     pairs = [(text, hypothesis) for text in full_texts for hypothesis in hypotheses]
-    place = text_with_label(texts.field, len(candidates))
+    place = text_with_label(texts.wish.field, len(candidates))
     joining, aligned = Joining(), [len(candidates)] * len(texts.texts)
     if texts.windows:
         rule = known_label(texts.windows, options.windows, candidates)
@@ -216,7 +216,7 @@ def by_window(ask: Ask, aligned: Sequence[int]) -> Iterator[tuple[Sequence[Windo
 
 async def tag(ask: Ask, tools: Tools, texts: TextsToTokenize, options: TagOptions) -> Finish:
     """The tags or entities of each text, in the order of the text."""
-    check_single(texts.field, texts.texts)
+    check_single(texts.wish.field, texts.texts)
     rule, ignored = options.window_rule(), frozenset(options.ignore_labels)
     check_rule(rule, None, "each token is tagged where it stands")
     texts = tools.texts.in_windows(texts, rule, ask, cuts_hide=True)
@@ -274,7 +274,7 @@ async def fill_masks(
     sent = options.targets or []
     num_texts = len(ask.batch) + len(sent)
     num_characters = ask.batch.num_tokens + sum(map(len, sent))
-    about = texts.field, ask.batch, sent, pieces
+    about = texts.wish.field, ask.batch, sent, pieces
     masks = await tools.texts.run(num_texts, num_characters, ask, _masks, *about)
 
     def finish(ask: Ask) -> Iterator[Any]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast
 from weakref import WeakSet
 
 import numpy as np
@@ -25,9 +25,12 @@ from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.gate import Gate
 from addnorm.service.asking.turns import Arguments, Done, Turns
 from addnorm.service.engine.batch import Batch, Ints, Padding, offsets_of
+from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.checkpoint import checkpoint
-from addnorm.service.engine.manifest import InputType, WindowRule
+from addnorm.service.engine.manifest import InputType, Task, WindowRule
 from addnorm.service.engine.model import Model
+from addnorm.service.engine.outputs import Output
+from addnorm.service.engine.outputs.values import VectorDType
 from addnorm.service.engine.tokenizer import CannotCut, Text, Tokenizer
 from addnorm.service.engine.windows import WholeText, Window, Windows, num_windows, overlap_in
 from addnorm.service.errors import EmptyInput, InvalidInput, TooManyWindows
@@ -76,23 +79,74 @@ PROMPT_NAME = Field(
 )
 
 
+# What texts are for, in the words of several dialects -> one of the model's prompts, as
+# sentence-transformers' encode_query and encode_document choose it: the first of these that the
+# model has
+PROMPTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("query", "search_query"), ("query",)),
+    **dict.fromkeys(("document", "passage", "corpus", "search_document"), ("document",)),
+    "retrieval.query": ("retrieval.query", "query"),
+    "retrieval.passage": ("retrieval.passage", "document"),
+    "classification": ("classification",),
+    "clustering": ("clustering",),
+    "separation": ("clustering", "separation"),
+    "text-matching": ("text-matching", "sts"),
+    "text": (),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """A request about texts, in no dialect's words.
+
+    Fields that a dialect lacks keep their defaults.
+    """
+
+    # the model
+    model: str | None = None  # by its name; None: the one for the task
+    task: Task | None = None
+    precision: str | None = None
+    # the texts
+    field: str  # the caller's name for them
+    texts: Sequence[Text] | list[list[int]]  # token ids only with `ids_hint`
+    named: Place | None = None  # where texts are made of others of the caller's
+    takes_prompt: bool = True  # False: a name of a model with a prompt is rejected
+    prompt_name: str | None = None
+    input_type: tuple[str, str] | None = None  # the field that has it, and a word of PROMPTS
+    exact_type: InputType | None = None  # is rejected where the model does not know it
+    # those that are too long
+    truncate: bool | None = None  # the caller's word
+    cuts: bool = False  # whether the dialect cuts where neither caller nor setting says
+    can_cut: bool = True  # whether the dialect has a field `truncate`
+    left: bool = False  # whether they are cut at their beginnings
+    keeps_prompt: bool = False  # whether that is rejected if they have a prompt
+    limit: tuple[str, int | None] | None = None  # a field, and tokens that texts shall be cut to
+    windows: WindowRule | None = None  # vectors of windows; tasks and pairs have options instead
+    # token ids
+    ids_hint: str | None = None  # why they may be none of the model's own; None: texts alone
+    only_own_ids: bool = True  # whether those that nothing tells to be the model's are rejected
+    # the vectors
+    output: Callable[[Bundle], Output[Any]] | None = None  # None: `pooled`, by the next fields
+    normalize: bool | None = None  # None: as the model's authors do it
+    dimensions: int | None = None
+    dtype: VectorDType = "float32"
+    in_base64: bool = False
+    late_chunking: bool = False  # whether the texts are parts of one
+
+
 class TextsToTokenize(NamedTuple):
     """Some of one request, with their prompt, which is put before each where it is tokenized.
 
     Pairs have that of the bundle (`pair_prompt`).
     """
 
-    field: str  # the request's field that has them
-    texts: Sequence[Text]  # without the prompt
+    wish: Wish
+    texts: Sequence[Text]  # the wish's, or some made of them; without the prompt
     truncate: bool
     model: Model
-    can_cut: bool = True  # whether the protocol has a field `truncate`
-    left: bool = False  # whether they are cut at their beginnings
     input_type: InputType | None = None
-    keeps_prompt: bool = False  # whether they are rejected where they are cut if they have a prompt
     prompt: str = ""  # of single texts
     named: Place | None = None  # where others are made of the caller's texts
-    sent_truncate: bool | None = None  # the caller's own word; None: the route's or the setting's
     takes_windows: bool = False  # whether the request may ask for them
     windows: WindowRule | None = None  # how those are read that are longer than the model takes
     most_windows: int | None = None  # that the caller wants of each; the rest is cut
@@ -106,7 +160,7 @@ class TextsToTokenize(NamedTuple):
         """The caller's name for a text. part: which of its pair."""
         if self.named:
             return self.named(index, part)
-        return f"{self.field}[{index}]" + ("" if part is None else f"[{part}]")
+        return f"{self.wish.field}[{index}]" + ("" if part is None else f"[{part}]")
 
     def whole(self, texts: Sequence[Text]) -> Sequence[Text]:
         """Some of the texts, with their prompts."""
@@ -130,69 +184,86 @@ class TextsToTokenize(NamedTuple):
         ]
 
     @classmethod
-    def prompted(
+    def of(
         cls,
-        field: str,
-        texts: Sequence[Text],
-        truncate: bool,
+        wish: Wish,
         model: Model,
-        prompt_name: str | None,
+        prompt_name: str | None = None,
+        cuts_by_setting: bool | None = None,
     ) -> "TextsToTokenize":
-        """Texts with the prompt of this name, as sentence-transformers has it. None: the bundle's
-        default, if any; a classifier's is for pairs."""
-        manifest = model.bundle.manifest
+        """The wish's texts. prompt_name: the request's, or that of the model's name.
+        cuts_by_setting: ADDNORM_TRUNCATE."""
+        words = (wish.truncate, cuts_by_setting, wish.cuts)
+        truncate = next(word for word in words if word is not None)
+        wish_texts = cast(Sequence[Text], wish.texts)
+        texts = cls(wish, wish_texts, truncate, model, named=wish.named, windows=wish.windows)
+        if not wish.takes_prompt:
+            return texts
+        if wish.exact_type is not None:
+            if prompt_name is None:
+                return texts._typed(wish.exact_type)
+            raise InvalidInput(
+                f"input_type is {wish.exact_type!r}, and the prompt {prompt_name[:60]!r} is set as"
+                " well: send one of them, because the input type chooses the prompt",
+                param="input_type",
+            )
+        texts = texts._prompted(prompt_name)
+        if wish.input_type is None:
+            return texts
+        name = prompt_of(model, *wish.input_type, prompt_name)
+        # a model without a prompt of this type gets no default prompt either
+        return texts._replace(prompt="") if name is None else texts._prompted(name)
+
+    def _prompted(self, prompt_name: str | None) -> "TextsToTokenize":
+        """The texts with the prompt of this name, as sentence-transformers has it. None: the
+        bundle's default, if any; a classifier's is for pairs."""
+        manifest = self.model.bundle.manifest
         if manifest.input_types and manifest.is_inference_free:
             for input_type in manifest.input_types:
                 if prompt_name == input_type:
-                    return cls.typed(field, texts, truncate, model, input_type)
-            if prompt_name is None and any(isinstance(text, str) for text in texts):
-                return cls._of_default_type(field, texts, truncate, model)
+                    return self._typed(input_type)
+            if prompt_name is None and any(isinstance(text, str) for text in self.texts):
+                return self._of_default_type()
         if prompt_name is not None:
             if prompt_name not in manifest.prompts:
                 prompt_list = f"it has {', '.join(map(repr, manifest.prompts)) or 'none'}"
                 raise InvalidInput(
-                    f"prompt_name is {prompt_name[:60]!r}: {model.bundle.ref} has no such"
+                    f"prompt_name is {prompt_name[:60]!r}: {self.model.bundle.ref} has no such"
                     f" prompt, {prompt_list}",
                     param="prompt_name",
                 )
-            check_single(field, texts, "prompt_name")
-        elif "classify" not in model.bundle.tasks:
+            check_single(self.wish.field, self.texts, "prompt_name")
+        elif "classify" not in self.model.bundle.tasks:
             prompt_name = manifest.default_prompt_name
         prompt = manifest.prompts.get(prompt_name or "", "")
-        return cls(field, texts, truncate, model, prompt=prompt)
+        return self._replace(input_type=None, prompt=prompt)
 
-    @classmethod
-    def _of_default_type(
-        cls, field: str, texts: Sequence[Text], truncate: bool, model: Model
-    ) -> "TextsToTokenize":
+    def _of_default_type(self) -> "TextsToTokenize":
         """Texts of no type for an inference-free model: without a prompt, as SparseEncoder.encode
         reads them. InvalidInput if its authors name no default."""
-        input_type = model.bundle.manifest.default_input_type
+        input_type = self.model.bundle.manifest.default_input_type
         if input_type is None:
             raise InvalidInput(
-                f"input_type is missing: {model.bundle.ref} answers queries otherwise than"
+                f"input_type is missing: {self.model.bundle.ref} answers queries otherwise than"
                 ' documents, and its authors name no default: send "query" or "document", here or'
                 " as prompt_name",
                 param="input_type",
             )
         if input_type == "query":
-            check_single(field, texts)
-        return cls(field, texts, truncate, model, input_type=input_type)
+            check_single(self.wish.field, self.texts)
+        return self._replace(input_type=input_type)
 
-    @classmethod
-    def typed(
-        cls, field: str, texts: Sequence[Text], truncate: bool, model: Model, input_type: InputType
-    ) -> "TextsToTokenize":
-        """Texts with the prompt and the limit of queries or of documents. InvalidInput for pairs,
-        and if the model does not tell the two apart."""
-        if input_type not in model.bundle.manifest.input_types:
+    def _typed(self, input_type: InputType) -> "TextsToTokenize":
+        """The texts with the prompt and the limit of queries or of documents. InvalidInput for
+        pairs, and if the model does not tell the two apart."""
+        if input_type not in self.model.bundle.manifest.input_types:
             raise InvalidInput(
-                f"input_type is {input_type!r}, but {model.bundle.ref} does not distinguish"
+                f"input_type is {input_type!r}, but {self.model.bundle.ref} does not distinguish"
                 " queries from documents: leave it out",
                 param="input_type",
             )
-        check_single(field, texts, "input_type")
-        return cls(field, texts, truncate, model).of_type(input_type)
+        check_single(self.wish.field, self.texts, "input_type")
+        return self.of_type(input_type)
 
     def of_type(self, input_type: InputType) -> "TextsToTokenize":
         """Single texts, as queries or as documents of a model that tells them apart."""
@@ -200,6 +271,23 @@ class TextsToTokenize(NamedTuple):
         prompt_name = manifest.input_types[input_type].prompt_name
         prompt = manifest.prompts.get(prompt_name or "", "")
         return self._replace(input_type=input_type, prompt=prompt)
+
+
+def prompt_of(model: Model, field: str, input_type: str, prompt_name: str | None) -> str | None:
+    """The name of the model's prompt for texts of this type. field: the caller's name for the type.
+    prompt_name: that the model's name has. InvalidInput if that is another one."""
+    manifest = model.bundle.manifest
+    types = manifest.input_types
+    if types and not manifest.is_inference_free:
+        types = {}
+    name = next((name for name in PROMPTS[input_type] if name in {*manifest.prompts, *types}), None)
+    if prompt_name is not None and prompt_name != name:
+        raise InvalidInput(
+            f"{field} is {input_type!r}, but model already has the prompt {prompt_name[:60]!r}:"
+            " send a model without a prompt",
+            param=field,
+        )
+    return name
 
 
 class WindowOptions(Strict):
@@ -235,7 +323,7 @@ class TextReader:
         if to_tokenize.windows:
             return await self._tokenize_in_windows(to_tokenize, tokenizer, ask)
         encode = partial(
-            tokenizer.tokens, truncate=to_tokenize.truncate, left=to_tokenize.left, cut=ask.cut
+            tokenizer.tokens, truncate=to_tokenize.truncate, left=to_tokenize.wish.left, cut=ask.cut
         )
         join = partial(_batch, has_types=tokenizer.has_types)
         return await self.tokenize_with(to_tokenize, encode, ask, join, tokenizer.max_text_tokens)
@@ -283,10 +371,10 @@ class TextReader:
         manifest = texts.model.bundle.manifest
         by_operator = ask.alias.windows or manifest.windows
         rule = sent.over(by_operator) if sent else by_operator
-        is_default_cut = texts.truncate and texts.sent_truncate is None
+        is_default_cut = texts.truncate and texts.wish.truncate is None
         if not rule and cuts_hide and is_default_cut and self.settings.truncate is None:
             rule = WindowRule()
-        rejects = texts.sent_truncate is False and not sent
+        rejects = texts.wish.truncate is False and not sent
         return texts._replace(takes_windows=True, windows=None if rejects else rule)
 
     def in_time(self, to_tokenize: TextsToTokenize, ask: Ask) -> TextsToTokenize:
@@ -319,7 +407,7 @@ class TextReader:
                 raise InvalidInput(
                     f"{to_tokenize.place(index)} has no tokens, or some that"
                     f" {to_tokenize.model.bundle.ref} leaves out: their characters have no place",
-                    param=to_tokenize.field,
+                    param=to_tokenize.wish.field,
                 )
         return batch, padding, encodings
 
@@ -386,28 +474,22 @@ class TextReader:
         num_pairs, limit = len(to_tokenize.texts) * num, self.settings.max_sequences
         if num_pairs > limit:
             raise InvalidInput(
-                f"{field} has {num} for each of {len(to_tokenize.texts)} {to_tokenize.field}, which"
-                f" makes {num_pairs} pairs, the limit is {limit}: send less at once",
+                f"{field} has {num} for each of {len(to_tokenize.texts)} {to_tokenize.wish.field},"
+                f" which makes {num_pairs} pairs, the limit is {limit}: send less at once",
                 param=field,
             )
-
-    def cuts(self, sent: bool | None, by_default: bool = False) -> bool:
-        """True if texts that are too long are cut: the request says so, or the setting, or
-        by_default: what the route is modelled on does."""
-        if sent is not None:
-            return sent
-        return by_default if self.settings.truncate is None else self.settings.truncate
 
     def tokenizer(self, to_tokenize: TextsToTokenize) -> Tokenizer:
         """The model's tokenizer. InvalidInput if there is none, or the texts are over a limit, or
         their prompt stands where they are cut."""
-        if to_tokenize.keeps_prompt and to_tokenize.left and to_tokenize.prompt:
+        wish = to_tokenize.wish
+        if wish.keeps_prompt and wish.left and to_tokenize.prompt:
             raise InvalidInput(
                 "truncate is 'START', which would cut off the prompt at the start of each text:"
                 " send 'END' or 'NONE'",
                 param="truncate",
             )
-        field, texts, tokenizer = to_tokenize.field, to_tokenize.texts, to_tokenize.model.tokenizer
+        field, texts, tokenizer = wish.field, to_tokenize.texts, to_tokenize.model.tokenizer
         if to_tokenize.input_type:
             tokenizer = to_tokenize.model.tokenizers_by_type.get(to_tokenize.input_type, tokenizer)
         if tokenizer is None:
@@ -499,7 +581,7 @@ def _in_portions(
         except CannotCut as error:
             place = to_tokenize.place(len(done) + error.index, error.part)
             raise InvalidInput(
-                f"{place} {error.reason}: shorten it", param=to_tokenize.field
+                f"{place} {error.reason}: shorten it", param=to_tokenize.wish.field
             ) from None
         for index, row in enumerate(rows, len(done)):
             if limit is not None and len(row) > limit:
@@ -508,7 +590,7 @@ def _in_portions(
             if limit is not None and manifest and manifest.left_out_ids is None:
                 raise InvalidInput(
                     f"{to_tokenize.place(index)} has no tokens: send a text that is not empty",
-                    param=to_tokenize.field,
+                    param=to_tokenize.wish.field,
                 )
         done += rows
         num_tokens += sum(map(len, rows))
@@ -516,9 +598,9 @@ def _in_portions(
             break
         if num_tokens > max_tokens:
             raise InvalidInput(
-                f"{to_tokenize.field} has more than {max_tokens} tokens, the limit: send less at"
-                " once",
-                param=to_tokenize.field,
+                f"{to_tokenize.wish.field} has more than {max_tokens} tokens, the limit: send less"
+                " at once",
+                param=to_tokenize.wish.field,
             )
         checkpoint()
     return join(done)
@@ -599,7 +681,7 @@ def _no_room(
         )
     return InvalidInput(
         f"{place} cannot be read in windows: {around}; shorten what stands beside it",
-        param=to_tokenize.field,
+        param=to_tokenize.wish.field,
     )
 
 
@@ -608,21 +690,21 @@ def _too_many_windows(to_tokenize: TextsToTokenize, index: int, size: str) -> To
     return TooManyWindows(
         f"{to_tokenize.place(index)} has {size.format(to_tokenize.model.bundle.ref)}"
         " (ADDNORM_MAX_WINDOWS): send it in parts",
-        param=to_tokenize.field,
+        param=to_tokenize.wish.field,
     )
 
 
 def _too_long(
     to_tokenize: TextsToTokenize, index: int, size: int, unit: str, limit: int
 ) -> InvalidInput:
-    cut = ', or send "truncate": true' if to_tokenize.can_cut else ""
+    cut = ', or send "truncate": true' if to_tokenize.wish.can_cut else ""
     if to_tokenize.takes_windows:
         cut = f', or send "windows": {{}}, which reads all of it{cut}'
     of_type = f" of a {to_tokenize.input_type}" if to_tokenize.input_type else ""
     return InvalidInput(
         f"{to_tokenize.place(index)} has {size} {unit}, {size - limit} more than"
         f" {to_tokenize.model.bundle.ref} takes{of_type} ({limit}): shorten it{cut}",
-        param=to_tokenize.field,
+        param=to_tokenize.wish.field,
     )
 
 

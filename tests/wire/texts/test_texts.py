@@ -26,6 +26,7 @@ from addnorm.service.wire.texts.texts import (
     Shown,
     TextReader,
     TextsToTokenize,
+    Wish,
     column,
     decoded_ids,
     portions,
@@ -71,7 +72,7 @@ def test_those_who_end_in_time_share_what_is_read() -> None:
         bundle=SimpleNamespace(pair_prompt=""),
     )
     reader = TextReader(Settings(), Gate(FairQueue(1), {"bodies": 1000}), Turns(1, "reads"))
-    given = TextsToTokenize("texts", ["a"], False, model)
+    given = TextsToTokenize.of(Wish(field="texts", texts=["a"], takes_prompt=False), model)
     first, second, third = (Ask(max_time_s=1e6, timeout_s=60) for _ in range(3))
     alone = reader.in_time(given, first)
     beside = reader.in_time(given, second)

@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from addnorm.corpus import embeddings_client as client
-from addnorm.corpus.command import CANNOT_CHECK, check_writable
+from addnorm.corpus.compare.side_by_side import Agreement, Scores, lines_of, picture
 from addnorm.corpus.embeddings_client import Options
 from addnorm.corpus.errors import CorpusError
-from addnorm.corpus.index_check import Fingerprints
+from addnorm.corpus.fingerprint_differences import Fingerprints
 from addnorm.corpus.options import compare_parser
-from addnorm.corpus.side_by_side import Agreement, Scores, lines_of, picture
-from addnorm.corpus.storage import Location
+from addnorm.corpus.storage import Location, check_writable
 from addnorm.corpus.stored_vectors import StoredVectors, digests_of
 from addnorm.corpus.texts_source import Source
 from addnorm.corpus.vectors_file import numbers_of
@@ -33,6 +32,7 @@ from addnorm.service.loading.addresses import Address, find_version
 
 BLOCK_ROWS = 2048  # texts compared at once: their scores for all queries are in memory
 SPARSE_BLOCK_ROWS = 256  # as arrays of the width of the vocabulary
+CANNOT_COMPARE = 2  # exit code
 # that are compared; of those that both sides have, the first
 TASKS = ("embed", "rerank", "classify", "tag", "sparse")
 NUM_CANDIDATES = 20  # texts that a reranker puts in order for a query
@@ -207,7 +207,7 @@ def compare(arguments: Sequence[str]) -> None:
                     raise CorpusError(f"{path}: {error.strerror}") from None
     except (CorpusError, StartupError) as error:
         print(f"addnorm compare: {error}", file=sys.stderr)
-        sys.exit(CANNOT_CHECK)
+        sys.exit(CANNOT_COMPARE)
 
 
 async def _compare(options: argparse.Namespace) -> dict[str, Any]:

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 from tqdm import tqdm
 
+from addnorm.corpus.embed.parts import Parts
 from addnorm.corpus.embedder import Computing, Embedder, RowVectors, join_batches
-from addnorm.corpus.parts import Parts
 from addnorm.corpus.stored_vectors import (
     NO_TEXT,
     ROW_TYPE,

@@ -18,12 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from addnorm.corpus import embedding_job
+from addnorm.corpus.embed import embedding_job
+from addnorm.corpus.embed.embedding_job import SAVE_EVERY_S, WINDOW_ROWS, Job, Progress
+from addnorm.corpus.embed.parts import Parts
 from addnorm.corpus.embedder import KINDS, Embedder, EmbedOptions, as_dict, open_service
-from addnorm.corpus.embedding_job import SAVE_EVERY_S, WINDOW_ROWS, Job, Progress
 from addnorm.corpus.errors import CorpusError
+from addnorm.corpus.job_plan import Plan
 from addnorm.corpus.options import embed_parser
-from addnorm.corpus.parts import Parts, Plan
 from addnorm.corpus.storage import Location, in_one_line
 from addnorm.corpus.stored_vectors import (
     NO_TEXT,

@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from addnorm.corpus import command
+from addnorm.corpus.check import check_command
+from addnorm.corpus.check.index_check import report
 from addnorm.corpus.embeddings_client import Embedded
-from addnorm.corpus.index_check import Difference, report
-from addnorm.corpus.parts import PLAN_KEY
+from addnorm.corpus.fingerprint_differences import Difference
+from addnorm.corpus.job_plan import PLAN_KEY
 from addnorm.corpus.vectors_file import Sample
 from addnorm.service.engine.fingerprint import ANY, METADATA_KEY, Recorded, digest_of, to_text
 from tests.support.texts import TEXT_MODEL, WORDS
@@ -65,7 +66,7 @@ def check(text_url: str, texts: list[str], tmp_path: Path) -> Check:
         if "--model" not in options:
             options = ("--model", f"{text_url}#{TEXT_MODEL}", *options)
         with pytest.raises(SystemExit) as ended:
-            command.check([str(file), "--json", str(report), *options])
+            check_command.check([str(file), "--json", str(report), *options])
         figures: dict[str, Any] = json.loads(report.read_text())
         assert ended.value.code == figures["exit_code"]
         return figures
@@ -75,7 +76,7 @@ def check(text_url: str, texts: list[str], tmp_path: Path) -> Check:
 
 def pinned(*words: str) -> int:
     with pytest.raises(SystemExit) as ended:
-        command.pin(words) if words[0] != "--pin" else command.check(words)
+        check_command.pin(words) if words[0] != "--pin" else check_command.check(words)
     return ended.value.code  # type: ignore[return-value]
 
 
@@ -84,21 +85,21 @@ def test_a_pin_is_moved_by_bits_and_not_by_versions(
 ) -> None:
     file, bundle = tmp_path / "pin.json", ("--model", str(text_bundles / TEXT_MODEL / "1"))
     server = ("--model", f"{text_url}#{TEXT_MODEL}")
-    assert pinned(str(file), *bundle) == command.EQUAL
+    assert pinned(str(file), *bundle) == check_command.EQUAL
     pin = json.loads(file.read_text())
-    assert pinned("--pin", str(file), *server) == command.EQUAL
+    assert pinned("--pin", str(file), *server) == check_command.EQUAL
     record = pin["precisions"]["fp32"]
     parts = {**record, "numpy": "0.1"}
     bits, _ = parts.pop("bits"), parts.pop("fingerprint")
     record |= json.loads(to_text(parts, bits))
     file.write_text(json.dumps(pin))
     capsys.readouterr()
-    assert pinned("--pin", str(file), *server) == command.EQUAL
+    assert pinned("--pin", str(file), *server) == check_command.EQUAL
     assert "fp32: no bit moved; numpy (stored 0.1, now" in capsys.readouterr().out
     for name in ("answers", "tokens"):
         record["bits"] = {**bits, name: "0" * 32}
         file.write_text(json.dumps(pin))
-        assert pinned("--pin", str(file), *server) == command.DIFFERENT
+        assert pinned("--pin", str(file), *server) == check_command.DIFFERENT
     assert "fp32: bits moved" in capsys.readouterr().out
 
 
@@ -112,7 +113,7 @@ def test_what_cannot_be_pinned_is_said(
         ((str(tmp_path), "--model", f"{text_url}#{TEXT_MODEL}"), "is a folder: give a file"),
         (("--pin", str(broken), "none", "--model", text_url), "a file of vectors, or --pin"),
     ):
-        assert pinned(*words) == command.CANNOT_CHECK
+        assert pinned(*words) == check_command.CANNOT_CHECK
         assert message in capsys.readouterr().err
 
 
@@ -269,7 +270,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """The line of a check that cannot be made."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
-        command.check(arguments)
+        check_command.check(arguments)
     assert ended.value.code == 2
     *_, line = capsys.readouterr().err.partition("\n`addnorm check --help`")[0].splitlines()
     assert line.startswith("addnorm check: ")

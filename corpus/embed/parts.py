@@ -16,22 +16,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from addnorm.corpus.embedder import RowVectors
 from addnorm.corpus.errors import CorpusError
-from addnorm.corpus.index_check import Difference
+from addnorm.corpus.job_plan import PLAN_KEY, Plan, differences, plan_in, plan_of
 from addnorm.corpus.storage import Location, in_one_line
-from addnorm.service.engine.fingerprint import moved
 
-PLAN_KEY = "addnorm.job"  # of the metadata of OUT and its parts: what they were made of
 FIRST_ROW_KEY = "addnorm.first_row"  # of a part's
 AGAIN = "to compute them again, remove it and the parts after it, and repeat the command"
 ROW, VECTOR = "row", "vector"  # columns of saved vectors
-Plan = Mapping[str, Mapping[str, Any]]  # JSON
 
 
 class Parts:
@@ -105,7 +102,7 @@ class Parts:
                 f" {_digest(content)}; {AGAIN}"
             )
         part = pq.ParquetFile(pa.BufferReader(content))
-        if (plan := _plan(part.metadata)) is None:
+        if (plan := plan_in(part.metadata)) is None:
             raise CorpusError(
                 f"{path} does not record the texts and options it was made from; {AGAIN}"
             )
@@ -189,23 +186,6 @@ class Parts:
         return True
 
 
-def plan_of(path: Location) -> Plan | None:
-    """None if no job made the file."""
-    try:
-        return _plan(path.open_parquet().metadata)
-    except (pa.ArrowException, OSError):
-        return None
-
-
-def _plan(metadata: pq.FileMetaData) -> Plan | None:
-    try:
-        plan = json.loads((metadata.metadata or {})[PLAN_KEY.encode()])
-    except (KeyError, ValueError, RecursionError):
-        return None
-    is_plan = isinstance(plan, dict) and all(isinstance(group, dict) for group in plan.values())
-    return plan if is_plan else None
-
-
 def part_name(row: int, content: bytes | pa.Buffer, kind: str = "part") -> str:
     """row: the first of a part, the last of saved vectors."""
     return f"{kind}-{row:012d}-{_digest(content)}.parquet"
@@ -225,26 +205,3 @@ def _check_same(old: Plan, new: Plan, path: Location, to_remove: Location) -> No
             f"{path} belongs to another job. Differences: {'; '.join(changed)}. Choose another"
             f" OUT, or remove {to_remove} to start again"
         )
-
-
-def differences(old: Plan, new: Plan) -> list[str]:
-    """The options of `new` that another job had otherwise, in words. A text that was rejected may
-    be cut: of the other texts this changes nothing."""
-    if new["options"].get("truncate"):
-        old = {**old, "options": {**old.get("options", {}), "truncate": True}}
-    return [
-        str(Difference(f"{group} {name}", _in_words(old, group, name), _in_words(new, group, name)))
-        for group in new
-        for name in _changed(group, old.get(group, {}), new[group])
-    ]
-
-
-def _changed(group: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    if group == "fingerprint":
-        return moved(old, new)[0]
-    return [name for name in {**old, **new} if old.get(name) != new.get(name)]
-
-
-def _in_words(plan: Plan, group: str, name: str) -> str | None:
-    value = plan.get(group, {}).get(name)
-    return None if value is None else str(value)[:200]

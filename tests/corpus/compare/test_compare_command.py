@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from addnorm.corpus import compare_command, comparison
-from addnorm.corpus.side_by_side import Agreement, Scores, lines_of
+from addnorm.corpus import comparison
+from addnorm.corpus.compare import compare_command
+from addnorm.corpus.compare.side_by_side import Agreement, Scores, lines_of
 from tests.support import corpus_files
 from tests.support.texts import TEXT_MODEL
 

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import json
-import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -14,12 +13,13 @@ import httpx
 from pydantic import BaseModel, Field, PositiveInt, ValidationError
 
 from addnorm.corpus import embeddings_client as client
+from addnorm.corpus.check.index_check import Report, report
 from addnorm.corpus.embeddings_client import DTYPES, Embedded, Options
 from addnorm.corpus.errors import CorpusError
-from addnorm.corpus.index_check import Fingerprints, Report, report
+from addnorm.corpus.fingerprint_differences import Fingerprints
+from addnorm.corpus.job_plan import PLAN_KEY, plan_of
 from addnorm.corpus.options import check_parser, pin_parser
-from addnorm.corpus.parts import PLAN_KEY, plan_of
-from addnorm.corpus.storage import Location, in_one_line
+from addnorm.corpus.storage import Location, check_writable, in_one_line
 from addnorm.corpus.vectors_file import Sample, VectorsFile
 from addnorm.service.engine.fingerprint import Recorded, from_text, to_text
 from addnorm.service.errors import StartupError
@@ -136,21 +136,6 @@ async def _check(options: argparse.Namespace) -> Report:
         f" {sample.vectors.shape[1]:,} numbers of {sample.vectors.dtype} each"
     )
     return report(sample, await _embed(options, sample), stored)
-
-
-def check_writable(option: str, path: Path | None) -> None:
-    """CorpusError before the work whose result is to be written there."""
-    if path is None:
-        return
-    try:
-        if path.is_dir():
-            raise CorpusError(f"{option} {path} is a folder: give a file")
-        if not path.parent.is_dir():
-            raise CorpusError(f"{option} {path}: the folder {path.parent} does not exist")
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise CorpusError(f"{option} {path} cannot be written by user {os.geteuid()}")
-    except OSError as error:
-        raise CorpusError(f"{option} {path}: {error.strerror}") from None
 
 
 class Job(BaseModel):

@@ -16,11 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from addnorm.corpus import command, embed_command, embedder
-from addnorm.corpus.embed_command import Means
-from addnorm.corpus.embedding_job import Progress
+from addnorm.corpus import embedder
+from addnorm.corpus.check import check_command
+from addnorm.corpus.embed import embed_command
+from addnorm.corpus.embed.embed_command import Means
+from addnorm.corpus.embed.embedding_job import Progress
+from addnorm.corpus.embed.parts import Parts, part_name
 from addnorm.corpus.errors import CorpusError
-from addnorm.corpus.parts import PLAN_KEY, Parts, part_name, plan_of
+from addnorm.corpus.job_plan import PLAN_KEY, plan_of
 from addnorm.corpus.ray_data import Addnorm
 from addnorm.corpus.storage import Location
 from addnorm.service.engine import bundle as bundles
@@ -168,9 +171,9 @@ def test_the_check_finds_equal_bits(
     report = source.with_name("report.json")
     checked = [str(source.with_name("vectors.parquet")), "--sample", "5000", "--json", str(report)]
     with pytest.raises(SystemExit) as ended:
-        command.check([*checked, "--model", str(text_bundles / TEXT_MODEL / "1")])
+        check_command.check([*checked, "--model", str(text_bundles / TEXT_MODEL / "1")])
     figures = json.loads(report.read_text())
-    assert ended.value.code == command.EQUAL
+    assert ended.value.code == check_command.EQUAL
     assert (figures["verdict"], figures["fingerprint"]["equal"]) == ("bit-equal", True)
 
 
@@ -180,8 +183,8 @@ def test_the_check_is_of_pooled_vectors(
     bundle = task_bundles / "masked-lm" / "1"
     embed(source, "--output", "sparse", bundle=bundle)
     with pytest.raises(SystemExit) as ended:
-        command.check([str(source.with_name("vectors.parquet")), "--model", str(bundle)])
-    assert ended.value.code == command.CANNOT_CHECK
+        check_command.check([str(source.with_name("vectors.parquet")), "--model", str(bundle)])
+    assert ended.value.code == check_command.CANNOT_CHECK
     assert "has the output sparse: only the output pooled can be checked" in capsys.readouterr().err
 
 
@@ -496,8 +499,8 @@ def test_a_job_goes_on_without_bad_rows(
     embed(bad_source, "--bad-rows", policy)
     assert "is complete" in capsys.readouterr().out
     with pytest.raises(SystemExit) as ended:
-        command.check([str(out), "--model", str(text_bundles / TEXT_MODEL / "1")])
-    assert ended.value.code == command.EQUAL
+        check_command.check([str(out), "--model", str(text_bundles / TEXT_MODEL / "1")])
+    assert ended.value.code == check_command.EQUAL
     good = [row for row in range(NUM_ROWS) if row not in BAD_PLACES]
     assert table.column("id").to_pylist() == (good if policy == "skip" else [*range(NUM_ROWS)])
     vectors = table.filter(table.column("vector").is_valid()).column("vector")

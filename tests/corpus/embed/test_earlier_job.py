@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from addnorm.corpus import embed_command
-from addnorm.corpus.embed_command import Means
-from addnorm.corpus.parts import PLAN_KEY, Parts
+from addnorm.corpus.embed import embed_command
+from addnorm.corpus.embed.embed_command import Means
+from addnorm.corpus.embed.parts import Parts
+from addnorm.corpus.job_plan import PLAN_KEY
 from addnorm.corpus.storage import Location
 from addnorm.corpus.stored_vectors import BATCH_ROWS, StoredVectors, digests_of, row_digests
 from tests.support import corpus_files

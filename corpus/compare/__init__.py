@@ -1,0 +1,1 @@
+"""`addnorm compare`: two models, precisions, servers or files of vectors, on texts."""

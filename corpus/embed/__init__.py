@@ -1,0 +1,1 @@
+"""`addnorm embed`: the texts of files to a file of vectors."""
