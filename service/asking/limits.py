@@ -23,12 +23,7 @@ def check(ask: Ask, settings: Settings) -> None:
     ask.record.real_tokens, ask.record.pad_tokens = batch.num_tokens, padding.num_pads
     ask.precision = ask.precision or ask.model.default_precision
     if ask.dimensions is not None:
-        ask.outputs = tuple(
-            replace(output, dimensions=ask.dimensions)
-            if isinstance(output, VectorsOutput) and not output.dimensions
-            else output
-            for output in ask.outputs
-        )
+        ask.outputs = tuple(_with_dimensions(output, ask.dimensions) for output in ask.outputs)
     if ask.input_type:
         ask.outputs = tuple(_of_type(output, ask.input_type, bundle) for output in ask.outputs)
     for noun, value, limit in (
@@ -84,6 +79,13 @@ def check(ask: Ask, settings: Settings) -> None:
     ask.kept_bytes = BINARY_BYTES * (num_numbers + num_made)
     if batch.tokens.ndim > 1:  # ids are few bytes beside the rows
         ask.kept_bytes += batch.tokens.nbytes
+
+
+def _with_dimensions(output: Output[Any], dimensions: int) -> Output[Any]:
+    """The output with so many dimensions, unless it has none or the request says how many."""
+    if isinstance(output, VectorsOutput) and not output.dimensions:
+        return replace(output, dimensions=dimensions)
+    return output
 
 
 def _of_type(output: Output[Any], input_type: InputType, bundle: Bundle) -> Output[Any]:
