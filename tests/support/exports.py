@@ -104,17 +104,21 @@ def _remembering(name: str) -> Export:
     return export
 
 
-def _translate_once(program: ExportedProgram, *arguments: object) -> Graph:
+def _translate_once(
+    program: ExportedProgram, arguments: tuple[()], inputs: list[str], outputs: list[str]
+) -> Graph:
     """A program that PyTorch followed, as a graph. Following it is a third of the time, and is done
     each time; of equal programs with equal numbers one alone is translated."""
-    digest = sha256(f"{program}{arguments}".encode())
+    digest = sha256(f"{program}{inputs}{outputs}".encode())
     for name, values in {**program.state_dict, **program.constants}.items():
         digest.update(f"{name} {values!r}".encode())
         if isinstance(values, torch.Tensor):
             digest.update(values.detach().numpy().tobytes())
     key = f"translated-{digest.hexdigest()}"
     if key not in _known:
-        _known[key] = _made_once(key, lambda: graph.export_module(program, *arguments), {})
+        _known[key] = _made_once(
+            key, lambda: graph.export_module(program, arguments, inputs, outputs), {}
+        )
     return _known[key].copy()
 
 
