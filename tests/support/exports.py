@@ -111,9 +111,10 @@ def _translate_once(
     each time; of equal programs with equal numbers one alone is translated."""
     digest = sha256(f"{program}{inputs}{outputs}".encode())
     for name, values in {**program.state_dict, **program.constants}.items():
-        digest.update(f"{name} {values!r}".encode())
-        if isinstance(values, torch.Tensor):
-            digest.update(values.detach().numpy().tobytes())
+        if not isinstance(values, torch.Tensor):
+            return graph.export_module(program, arguments, inputs, outputs)
+        digest.update(f"{name} {values.dtype}{tuple(values.shape)}".encode())
+        digest.update(values.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     key = f"translated-{digest.hexdigest()}"
     if key not in _known:
         _known[key] = _made_once(
