@@ -1,8 +1,7 @@
-"""The bench: embeddings compared by bit, ratios the right way round, one of them measured."""
+"""The bench: embeddings compared by bit, ratios the right way round."""
 
 import json
 from pathlib import Path
-from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,26 +12,16 @@ from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from addnorm.export import sources
-from addnorm.export.exporting import export
-from addnorm.export.wishes import Wishes
 from addnorm.load.client import Answers
-from addnorm.load.options import NAIVE_TOLERANCE
-from addnorm.load.run import Figures, Load, Reference, compute_alone, measure
-from addnorm.load.stream import PROFILES, Stream, make
-from addnorm.service.engine import bundle as bundle_format
+from addnorm.load.run import Figures, Reference
+from addnorm.load.stream import Stream
 from addnorm.service.engine.batch import Floats, Ints
-from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.manifest import Limits
-from benchmarks import peers, processes
 from benchmarks.bench import contenders
 from benchmarks.bench.contenders import ONE_THREAD
 from benchmarks.bench.rows import TITLES
 from benchmarks.contender import FP32, INT8, NAIVE
 from benchmarks.tables import BEFORE, Row
-from tests.conftest import ExportPreset
-
-MIN_RATIO = 1.5  # of CPU time for a useful token on `big`; `make bench` measures tokens/s
 
 
 @pytest.fixture
@@ -109,34 +98,3 @@ def test_ratios_are_over_the_baseline_and_more_is_better(metric: str) -> None:
     ratios = [cell.partition("**")[2][:4] for cell in cells[3:-1]]
     assert ratios == ["0.80", "1.50", "3.00", "1.20", "2.00", "1.25", "1.50"]
     assert cells[-1] == "`small-8`"
-
-
-@pytest.fixture(scope="module")
-def layouts(
-    export_preset: ExportPreset, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Bundle]:
-    """The preset of the standard load, in both layouts."""
-    out = tmp_path_factory.mktemp("bundles")
-    padded = export(sources.preset("postnorm", Wishes(layout="padded")), out, "padded")
-    return {"packed": bundle_format.read(export_preset("postnorm") / "1"), "padded": padded}
-
-
-def test_addnorm_outruns_naive_on_padded_batches(layouts: dict[str, Bundle]) -> None:
-    """On 70 % padding, real processes over HTTP, every answer checked, measured in turn."""
-    stream = make(PROFILES["big"], layouts["packed"].manifest.limits)
-    bits = Reference(compute_alone(layouts["packed"], "fp32"))
-    bits.learn(stream.requests)
-    load, ratios = Load(8, 0.6, warm_up_s=0.2), []
-    with processes.addnorm(layouts["packed"]) as addnorm, peers.naive(layouts["padded"]) as naive:
-        for _ in range(3):
-            ours = measure(addnorm, stream, bits, load, progress=False)
-            naive_figures = measure(
-                naive, stream, bits.with_tolerance(NAIVE_TOLERANCE), load, progress=False
-            )
-            assert ours.errors == naive_figures.errors == {}
-            assert ours.server_cpu_s_per_1000_tokens
-            assert naive_figures.server_cpu_s_per_1000_tokens
-            ratios.append(
-                naive_figures.server_cpu_s_per_1000_tokens / ours.server_cpu_s_per_1000_tokens
-            )
-    assert median(ratios) >= MIN_RATIO, ratios

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ from tests.support import web
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "chart"
-TEXT = (CHART / "values.yaml").read_text()
-VALUES: dict[str, Any] = yaml.safe_load(TEXT)
+VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 IN_CLUSTERS = [*(CHART / "templates").glob("*"), *(ROOT / "deploy" / "kserve").glob("*")]
 
@@ -51,30 +49,8 @@ def test_the_schema_knows_the_values_that_there_are() -> None:
             assert inner.keys() == value.keys(), name
 
 
-def without_comment(text: str) -> Iterator[str]:
-    """The values above which no comment stands. A group's values have their own."""
-    before = ""
-    for line in text.splitlines():
-        is_value = re.match(r" *\w+:", line) and "{" not in line.partition(":")[2][:2]
-        is_group = re.fullmatch(r"\w+:", line)
-        if is_value and not is_group and not before.strip().startswith("#"):
-            yield line
-        before = line
-
-
-def test_every_value_says_when_to_change_it() -> None:
-    text = re.sub(r"  (requests|limits):.*\n", "", TEXT)  # one comment is of both
-    assert list(without_comment(text)) == []
-    assert list(without_comment("a: 1\n# why\nb: 2\nc:\n  d: 3")) == ["a: 1", "  d: 3"]
-
-
 def test_the_chart_is_of_this_version() -> None:
     assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == VERSION
-
-
-def test_the_alert_rules_are_one_file() -> None:
-    assert (CHART / "rules.yml").is_symlink()
-    assert (CHART / "rules.yml").samefile(ROOT / "deploy" / "rules.yml")
 
 
 def test_the_settings_of_the_clusters_objects_exist() -> None:
@@ -104,7 +80,7 @@ def test_a_gateway_shows_what_haproxy_shows() -> None:
     assert unknown == []
 
 
-def test_probes_ask_routes_that_exist(client: httpx.Client) -> None:
+def test_probes_ask_routes_that_exist(text_client: httpx.Client) -> None:
     paths = {
         path
         for file in IN_CLUSTERS
@@ -112,4 +88,4 @@ def test_probes_ask_routes_that_exist(client: httpx.Client) -> None:
     }
     assert {"/livez", "/readyz"} < paths
     for path in paths:
-        assert client.get(path.replace("{{.Name}}", "notebook")).status_code == 200, path
+        assert text_client.get(path.replace("{{.Name}}", "notebook")).status_code == 200, path

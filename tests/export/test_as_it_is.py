@@ -30,6 +30,7 @@ from addnorm.service.wire.codec.safetensors_body import SAFETENSORS
 from addnorm.service.wire.route import Route
 from tests.conftest import client_of, inference_of
 from tests.support import grpc_client
+from tests.support.exports import fresh_exports
 from tests.support.grpc_client import GrpcClient
 from tests.support.people.examples import padded_left
 from tests.support.people.unrecognized import (
@@ -111,7 +112,8 @@ def test_what_it_answers_is_served_whatever_the_padding_and_the_company(tmp_path
     assert bundle.manifest.limits.vocab_size == V
     created = (bundle.certificate or {})["created"] = "2020-01-01T00:00:00+00:00"
     bundles.write_certificate(bundle, bundle.certificate or {})
-    again = verify_bundle(bundle.path, several).certificate or {}
+    with fresh_exports():
+        again = verify_bundle(bundle.path, several).certificate or {}
     assert again["created"] == created, "its files are as they were"
     with pytest.raises(ExportError, match=r"was exported from .*, but this model is"):
         verify_bundle(bundle.path, by_token)
@@ -367,11 +369,9 @@ def without_model(example: Any) -> dict[str, Any]:
 def test_tensors_are_picked_and_named(tmp_path: Path) -> None:
     few: Any = {"as_it_is": True, "config": {"max_positions": 8}}
     for module, outputs, expected in (
-        (Several(), ["first"], [("first", "sequence")]),
         (Pair(), [], [("0", "token"), ("2", "sequence")]),
         (Pair(), ["scores", "mean"], [("scores", "token"), ("mean", "sequence")]),
-        (Places(), ["0", "2"], [("0", "token"), ("2", "sequence")]),
-        (Gated(), ["scores"], [("scores", "token")]),
+        (Places(), ["2"], [("2", "sequence")]),
     ):
         bundle = export_bundle(module, tmp_path, "own", outputs=outputs, **few)
         names = [(tensor.name, tensor.of) for tensor in bundle.manifest.as_it_is or ()]

@@ -67,17 +67,13 @@ def perturb_a_weight(model: Transformer) -> None:
     model.blocks[0].ffn.up.weight[3, 5] += 0.05  # type: ignore[union-attr, index, operator]
 
 
-def drop_a_gamma(model: Transformer) -> None:
-    next(m for m in model.modules() if isinstance(m, LayerNorm)).gamma.fill_(1.0)
-
-
 def change_eps(model: Transformer) -> None:
     for module in model.modules():
         if isinstance(module, LayerNorm):
             module.eps = 1e-3
 
 
-@pytest.mark.parametrize("change", [perturb_a_weight, drop_a_gamma, change_eps])
+@pytest.mark.parametrize("change", [perturb_a_weight, change_eps])
 def test_a_changed_model_shows_in_its_numbers(
     change: Callable[[Transformer], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,7 +35,7 @@ BOTH = Wishes(precisions=("fp32", "int8"))
 def checkpoint(text_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedder of a few words, large enough for int8."""
     folder = Path(shutil.copytree(text_checkpoint, tmp_path_factory.mktemp("large") / "large"))
-    made("BertModel", **LARGER["Bert"]).save_pretrained(folder)
+    made("BertModel", **LARGER["Bert"], num_hidden_layers=1).save_pretrained(folder)
     return folder
 
 
@@ -239,7 +239,8 @@ def test_another_graph_is_found_even_if_its_hash_is_recorded(
 
 def test_a_cross_encoder_has_logits_alone(tmp_path: Path) -> None:
     folder = tmp_path / "ranker"
-    model = made("RobertaForSequenceClassification", **LARGER["Roberta"], num_labels=1)
+    sizes = {**LARGER["Roberta"], "num_hidden_layers": 1}
+    model = made("RobertaForSequenceClassification", **sizes, num_labels=1)
     path = export_onnx(model, folder, precisions=["fp32", "int8"])
     opened = session(path)
     assert [item.name for item in opened.get_inputs()][:2] == ["input_ids", "attention_mask"]

@@ -1,6 +1,8 @@
 """`addnorm load`: streams as stated, wrong answers counted, latency from the intended time."""
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -12,7 +14,7 @@ from addnorm.load.client import Connection
 from addnorm.load.options import NAIVE_TOLERANCE
 from addnorm.load.run import Load, Reference, Result, measure
 from addnorm.load.servers import Server
-from addnorm.load.stream import PROFILES, SWEEP_LONGEST, make
+from addnorm.load.stream import PROFILES, SWEEP_LONGEST, Stream, make, unique, zipf
 from addnorm.service.engine.batch import Floats, Ints
 from addnorm.service.engine.manifest import Limits
 from tests.support.fake_server import Answer, fake_server
@@ -58,10 +60,17 @@ def measured(server: Server, profile: str, load: Load, tolerance: float | None =
     return measure(server, stream, reference, load, progress=False)
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-def test_streams_are_deterministic(profile: str) -> None:
+STREAMS: dict[str, Callable[..., Stream]] = {
+    **{name: partial(make, profile, LIMITS) for name, profile in PROFILES.items()},
+    "with repeats": partial(zipf, PROFILES["small"], LIMITS, 50, 1.0, 500),
+    "without repeats": partial(unique, PROFILES["small"], LIMITS, 50),
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_streams_are_deterministic(name: str) -> None:
     """The same seed gives the same bodies in the same order, another seed gives others."""
-    first, again, other = (make(PROFILES[profile], LIMITS, seed) for seed in (3, 3, 4))
+    first, again, other = (STREAMS[name](seed=seed) for seed in (3, 3, 4))
     bodies = [[request.body for request in stream.requests] for stream in (first, again, other)]
     assert bodies[0] == bodies[1] != bodies[2]
     assert list(islice(first.indices(), 300)) == list(islice(again.indices(), 300))

@@ -56,18 +56,6 @@ def test_a_stream_with_repeats_is_drawn_from_so_many_distinct_sequences() -> Non
     assert list(stream.indices()) == list(range(2000))
 
 
-@pytest.mark.parametrize("kind", ["zipf", "unique"])
-def test_a_seed_decides_the_stream(kind: str) -> None:
-    def bodies(seed: int) -> list[bytes]:
-        if kind == "zipf":
-            stream = zipf(SMALL, LIMITS, 50, 1.0, 500, seed=seed)
-        else:
-            stream = unique(SMALL, LIMITS, 50, seed=seed)
-        return [request.body for request in stream.requests]
-
-    assert bodies(3) == bodies(3) != bodies(4)
-
-
 def test_a_stream_without_repeats_has_none() -> None:
     """Not even of a model with so few tokens that draws often agree."""
     for limits in (LIMITS, Limits(max_positions=5, vocab_size=6)):

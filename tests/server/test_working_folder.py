@@ -21,7 +21,6 @@ NAMES = (
     "words",
     [
         ["serve", ".", "--kept", "../kept"],
-        ["keep", ".", "--kept", "../kept"],
         ["export", ".", "--check"],
         ["settings"],
     ],

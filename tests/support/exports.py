@@ -9,13 +9,15 @@ from hashlib import sha256
 from pathlib import Path
 from unittest import mock
 
+import torch
 from filelock import FileLock
 from onnx import ModelProto
 from torch import nn
+from torch.export import ExportedProgram
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from addnorm.export.certificate.graph import exact
-from addnorm.export.graphs import all_graphs, graph
+from addnorm.export.graphs import all_graphs, authors, graph
 from addnorm.export.graphs.all_graphs import Graphs
 from addnorm.export.graphs.model_file import Array, Graph
 from addnorm.export.sources import Source
@@ -54,6 +56,7 @@ def shared_exports(proved: bool = False, apart: str = "") -> Iterator[None]:
         stack.enter_context(_kept_apart(apart))
         for name in EXPORTS:
             stack.enter_context(mock.patch.object(all_graphs, name, _remembering(name)))
+        stack.enter_context(mock.patch.object(authors, "export_module", _translate_once))
         # the exporter reads its table of operators anew for each export, which takes a tenth of it
         table = staticmethod(cache(ONNXRegistry.from_torchlib))
         stack.enter_context(mock.patch.object(ONNXRegistry, "from_torchlib", table))
@@ -65,7 +68,10 @@ def shared_exports(proved: bool = False, apart: str = "") -> Iterator[None]:
 @contextmanager
 def fresh_exports() -> Iterator[None]:
     """Runs PyTorch's exporter each time, as outside of tests."""
-    with mock.patch.multiple(all_graphs, **{name: getattr(graph, name) for name in EXPORTS}):
+    with (
+        mock.patch.multiple(all_graphs, **{name: getattr(graph, name) for name in EXPORTS}),
+        mock.patch.object(authors, "export_module", graph.export_module),
+    ):
         yield
 
 
@@ -96,6 +102,25 @@ def _remembering(name: str) -> Export:
         return _with_weights(_known[key], weights)
 
     return export
+
+
+def _translate_once(
+    program: ExportedProgram, arguments: tuple[()], inputs: list[str], outputs: list[str]
+) -> Graph:
+    """A program that PyTorch followed, as a graph. Following it is a third of the time, and is done
+    each time; of equal programs with equal numbers one alone is translated."""
+    digest = sha256(f"{program}{inputs}{outputs}".encode())
+    for name, values in {**program.state_dict, **program.constants}.items():
+        if not isinstance(values, torch.Tensor):
+            return graph.export_module(program, arguments, inputs, outputs)
+        digest.update(f"{name} {values.dtype}{tuple(values.shape)}".encode())
+        digest.update(values.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    key = f"translated-{digest.hexdigest()}"
+    if key not in _known:
+        _known[key] = _made_once(
+            key, lambda: graph.export_module(program, arguments, inputs, outputs), {}
+        )
+    return _known[key].copy()
 
 
 def _weights(model: nn.Module) -> dict[str, Array]:
