@@ -22,7 +22,6 @@ from addnorm.export.certificate.graph.exact import INT8_STEPS, Expected, Files
 from addnorm.export.certificate.parity import CertificationError
 from addnorm.export.graphs import quantize as quantizing
 from addnorm.export.graphs.model_file import load
-from addnorm.model.grid import OPSET
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.model import Model
@@ -230,12 +229,12 @@ def run_product(
         return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", width])
 
     graph = helper.make_graph(
-        quantizing._nodes("w", len(weight), "x", "y"), "product",
+        quantizing._nodes("w", "x", "y"), "product",
         [value("x", weight.shape[0])], [value("y", weight.shape[1])],
         [numpy_helper.from_array(array, name) for name, array in tensors.items()],
     )  # fmt: skip
-    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(quantizing.CONTRIB, 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(quantizing.CONTRIB, 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
     options = onnxruntime.SessionOptions()
     return onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, {"x": x})[0]
 
