@@ -17,9 +17,9 @@ from addnorm.service.errors import StartupError
 
 Providers = Sequence[tuple[str, dict[str, str]]]  # by name, with their options
 # A thread that waits for its part of a run spins so long before it sleeps. Longer: idle cores do
-# nothing useful for longer: with 200 us a run is 4 to 7 % shorter, and an answer over HTTP is not, as
-# the event loop and the caller want the core. Shorter: each part costs a wake-up (5 tokens: 3.5 ms,
-# 2.9 with it).
+# nothing useful for longer: with 200 us a run is 4 to 7 % shorter, and an answer over HTTP is not,
+# as the event loop and the caller want the core. Shorter: each part costs a wake-up (5 tokens:
+# 3.5 ms, 2.9 with it).
 SPIN_US = 50
 
 
