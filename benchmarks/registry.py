@@ -138,12 +138,7 @@ EXPERIMENTS = {
         "benchmarks.processors.experiment:run",
         25,
         ("service/engine", "service/asking", "service/arithmetic.py", "model", "export/graphs"),
-        (
-            BERT,
-            ARM,
-            "qemu-aarch64",
-            *(f"build/onnxruntime/{version}/ready" for version in ONNXRUNTIMES),
-        ),
+        (BERT, ARM, "qemu-aarch64"),
         only="names of models, processors, versions: neoverse-n1 bert; also sandybridge, sve, sme",
     ),
     "gpu": Experiment(

@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 
 import onnxruntime
 
+from benchmarks import needs
 from benchmarks.findings import Findings, Options
 from benchmarks.processors import differences, emulated, job, models, real_model
 from benchmarks.processors.differences import Compared
@@ -42,10 +43,12 @@ def run(options: Options) -> Findings:
     """--only: names of models, processors and versions; processors without a promise only if
     named."""
     pythons = [processor.python() for processor in emulated.chosen(options)]
-    versions = [Python.with_onnxruntime(version) for version in ONNXRUNTIMES]
-    pythons += [python for python in versions if options.wants(python.processor)]
+    versions = [version for version in ONNXRUNTIMES if options.wants(f"onnxruntime {version}")]
+    needs.make([f"build/onnxruntime/{version}/ready" for version in versions])
+    others = [Python.with_onnxruntime(version) for version in versions]
+    pythons += others
     promised = [name for name in PROCESSORS if PROCESSORS[name].is_promised]
-    promised += [version.processor for version in versions]
+    promised += [python.processor for python in others]
     with TemporaryDirectory() as place:
         model_lines, seconds = _ask_all(Path(place), pythons, wanted_names(options))
     missed = [sentence for line in model_lines for sentence in misses(line, promised)]
