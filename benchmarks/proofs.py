@@ -70,20 +70,23 @@ def main(
     here = commit(checkout)
     if not here or here.endswith(DIRTY):
         print("There are changes that are not committed: a second call begins anew.", flush=True)
-    left = [name for name in proofs if not _has_passed(name, here, out)]
-    if len(left) == len(proofs):
+    names = [name for name in proofs if not _has_passed(name, here, out)]
+    if len(names) == len(proofs):
         _remove_exports(proofs)
     outcomes = dict.fromkeys(proofs, (PASSED, ""))
-    for number, name in enumerate(left):
-        minutes = sum(proofs[each].minutes for each in left[number:])
-        print(f"\n[{number + 1} of {len(left)}] {name}; {minutes:g} minutes left", flush=True)
+    for number, name in enumerate(names):
+        minutes = sum(proofs[each].minutes for each in names[number:])
+        print(f"\n[{number + 1} of {len(names)}] {name}; {minutes:g} minutes left", flush=True)
         outcomes[name] = _prove(name, proofs[name], run_one, out)
         print(
             *filter(None, (f"{name}: {outcomes[name][0]}", outcomes[name][1])), sep="; ", flush=True
         )
     rows = [(name, outcome, words) for name, (outcome, words) in outcomes.items()]
     print(f"\n{table(('proof', 'outcome', 'why'), rows)}")
-    kept = [name for name, (outcome, _) in outcomes.items() if outcome != SKIPPED]
+    reported = Report(out).read()  # one that broke off has none
+    kept = [
+        name for name, (outcome, _) in outcomes.items() if outcome != SKIPPED and name in reported
+    ]
     print(f"\nTo take these runs into the documents:\n"
           f"python -m benchmarks.documents --keep {' '.join(kept)}")  # fmt: skip
     return int(any(outcome == FELL for outcome, _ in outcomes.values()))

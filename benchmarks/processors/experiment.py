@@ -45,13 +45,13 @@ def run(options: Options) -> Findings:
     pythons = [processor.python() for processor in emulated.chosen(options)]
     versions = [version for version in ONNXRUNTIMES if options.wants(f"onnxruntime {version}")]
     needs.make([f"build/onnxruntime/{version}/ready" for version in versions])
-    others = [Python.with_onnxruntime(version) for version in versions]
-    pythons += others
-    promised = [name for name in PROCESSORS if PROCESSORS[name].is_promised]
-    promised += [python.processor for python in others]
+    other_pythons = [Python.with_onnxruntime(version) for version in versions]
+    pythons += other_pythons
+    promised_names = [name for name in PROCESSORS if PROCESSORS[name].is_promised]
+    promised_names += [python.processor for python in other_pythons]
     with TemporaryDirectory() as place:
         model_lines, seconds = _ask_all(Path(place), pythons, wanted_names(options))
-    missed = [sentence for line in model_lines for sentence in misses(line, promised)]
+    missed = [sentence for line in model_lines for sentence in misses(line, promised_names)]
     note = f"{NATIVE} has onnxruntime {onnxruntime.__version__}."
     tables = f"{_tables(model_lines, seconds)} {note}"
     return Findings(tables, missed, _figures(model_lines, seconds))

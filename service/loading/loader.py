@@ -85,9 +85,7 @@ def load(
         check(model, proofs)
         if proofs_folder and not predecessor:  # beside which no speed is measured
             kept_proofs.keep(model, settings, proofs_folder, proofs.keys())
-    # what packing and proofs took: both sessions map all weights, and each counts them
-    memory.give_back()
-    memory.let_go(f"/{PACKED}")
+    memory.give_back()  # what packing and proofs took
     _log_other_bits(model)
     equal = [name for name, reproduction in model.reproductions.items() if reproduction.is_equal]
     seconds = time.monotonic() - start
@@ -198,5 +196,8 @@ def load_all(root: Root, settings: Settings, proofs_folder: Path | None = None) 
         load(bundles.read(path, trusted_keys), settings, proofs_folder=proofs_folder)
         for path in bundle_folders.paths
     ]
+    # Both sessions of a model map all weights, and each counts them. Not after later loads: the
+    # pages of the models that answer would go too
+    memory.let_go(f"/{PACKED}")
     pins, any_name = read_pins(settings.versions), settings.any_model_name
     return Models(models, root, defaults, aliases, pins, any_name)

@@ -28,9 +28,12 @@ class Checkout:
     def __init__(self, root: Path) -> None:
         self.root, self.out, self.names = new_checkout(root / "checkout"), root / "out", list[str]()
         self.missed: dict[str, str] = {}
+        self.broken = ""  # the proof that breaks off
 
     def run(self, name: str, proof: Experiment | Proof) -> int:
         self.names.append(name)
+        if name == self.broken:
+            return 2
         missed = [self.missed[name]] if name in self.missed else []
         Report(self.out, self.root).add(name, Findings("| a |", missed))
         return int(bool(missed))
@@ -57,6 +60,17 @@ def test_what_passed_is_not_run_again_at_this_commit(
     change(checkout.root, "changed")
     assert checkout.prove() == (0, [*STAND_INS])
     assert checkout.prove() == (0, [])
+
+
+def test_a_run_without_a_report_is_not_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkout = Checkout(tmp_path)
+    checkout.broken = "bits"
+    assert checkout.prove()[0] == 1
+    output = capsys.readouterr().out
+    assert "| bits | FELL | it ended with 2, without a report |" in output
+    assert output.endswith("--keep speed pages\n")
 
 
 @pytest.mark.parametrize(

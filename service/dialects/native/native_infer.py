@@ -289,9 +289,8 @@ async def infer(body: InferRequest, ask: Ask, tools: Tools) -> None:
         truncate=body.truncate,
     )
     texts = to_tokenize(wish, ask, tools)
-    kinds = _kinds(
-        body, texts.model.bundle
-    )  # what cannot be had is rejected before texts are tokenized
+    # what cannot be had is rejected before texts are tokenized
+    kinds = _kinds(body, texts.model.bundle)
     if body.spans is None:
         ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
         _want(ask, body, None, kinds)
