@@ -1,15 +1,15 @@
-"""Makes every claim again: `make proofs`.
+"""Makes every claim again: `make proofs`, or `python -m benchmarks.proofs NAME ...` for some.
 
 Runs the experiments and opt-in tests of benchmarks/registry.py, one after another, each in a
 process of its own. What came of each is in build/benchmarks/figures.json, with commit, date and
-processor. One that passed at this commit is not repeated: a second call goes on where the first
-stopped. Exits with 1 if one fell.
+processor. One that passed is repeated once a commit has changed what it measures: a second call
+goes on where the first stopped. Exits with 1 if one fell.
 """
 
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from xml.etree import ElementTree
@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 from benchmarks import needs, processes
 from benchmarks.findings import BUILD, Findings
 from benchmarks.registry import ALL, Experiment, Proof
-from benchmarks.report import DIRTY, Report, commit
+from benchmarks.report import DIRTY, Report, commit, commits_since, last_change
 from benchmarks.tables import table
 
 Proofs = Mapping[str, Experiment | Proof]
@@ -27,6 +27,8 @@ WITHOUT_GPU = {
     if not (isinstance(proof, Experiment) and proof.needs_gpu)
 }
 OUT, TESTS = BUILD / "benchmarks", "tests/opt_in"
+EXPORTER = ("model", "export", "service/engine")  # what decides the files of a bundle
+DEPENDENCIES = "pyproject.toml"
 PASSED, FELL, SKIPPED = "passed", "FELL", "skipped"
 
 
@@ -70,9 +72,8 @@ def main(
     here = commit(checkout)
     if not here or here.endswith(DIRTY):
         print("There are changes that are not committed: a second call begins anew.", flush=True)
-    names = [name for name in proofs if not _has_passed(name, here, out)]
-    if len(names) == len(proofs):
-        _remove_exports(proofs)
+    names = [name for name, proof in proofs.items() if not _has_passed(name, proof, out, checkout)]
+    remove_old_bundles([proofs[name] for name in names], checkout)
     outcomes = dict.fromkeys(proofs, (PASSED, ""))
     for number, name in enumerate(names):
         minutes = sum(proofs[each].minutes for each in names[number:])
@@ -92,17 +93,21 @@ def main(
     return int(any(outcome == FELL for outcome, _ in outcomes.values()))
 
 
-def _has_passed(name: str, here: str, out: Path) -> bool:
+def _has_passed(name: str, proof: Experiment | Proof, out: Path, checkout: Path) -> bool:
+    """Whether it passed at a commit since which nothing has changed that it measures."""
     entry = Report(out).read().get(name)
-    is_kept = here and not here.endswith(DIRTY)
-    return bool(is_kept and entry and entry["commit"] == here and not entry["missed"])
+    if entry is None or entry["missed"] or DIRTY in entry["commit"] + commit(checkout):
+        return False
+    return commits_since(entry["commit"], (*proof.measures, DEPENDENCIES), checkout) == 0
 
 
-def _remove_exports(proofs: Proofs) -> None:
-    """Bundles that `make` exported at another commit would be measured as this one's."""
-    for need in {need for proof in proofs.values() for need in proof.needs}:
-        if "bundles" in Path(need).parts:
-            shutil.rmtree(need, ignore_errors=True)
+def remove_old_bundles(proofs: Iterable[Experiment | Proof], checkout: Path) -> None:
+    """Bundles that `make` exported before the exporter changed would be measured as this one's."""
+    for need in {need for proof in proofs for need in proof.needs}:
+        bundle = checkout / need
+        is_bundle = "bundles" in Path(need).parts and bundle.exists()
+        if is_bundle and bundle.stat().st_mtime < last_change(EXPORTER, checkout):
+            shutil.rmtree(bundle)
 
 
 def _prove(
@@ -130,4 +135,5 @@ def _prove(
 if __name__ == "__main__":
     processes.ask_directly()
     processes.end_on_sigterm()
-    sys.exit(main())
+    names = sys.argv[1:] or WITHOUT_GPU
+    sys.exit(main({name: ALL[name] for name in names}))

@@ -55,7 +55,7 @@ class Proof:
     summary: str
     minutes: float
     needs: Sequence[str] = ()
-    measures: Sequence[str] = ("service", "model", "export", "corpus")
+    measures: Sequence[str] = ("service", "model", "export", "corpus", "tests/opt_in")
 
 
 STRESS = "benchmarks.stress.scenarios"

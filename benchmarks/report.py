@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -86,3 +87,11 @@ def commits_since(commit: str, paths: Sequence[str], checkout: Path) -> int | No
     command = ["git", "-C", str(checkout), "rev-list", "--count", revisions, "--", *paths]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return int(done.stdout) if done.returncode == 0 else None
+
+
+def last_change(paths: Sequence[str], checkout: Path) -> float:
+    """When a commit last changed the files and folders, in seconds since 1970. Now where git does
+    not know."""
+    command = ["git", "-C", str(checkout), "log", "-1", "--format=%ct", "--", *paths]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return float(done.stdout) if done.stdout.strip() else time.time()

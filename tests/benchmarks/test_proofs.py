@@ -1,5 +1,7 @@
-"""`make proofs`: each proof once at a commit, and what fell is told. Each backs a claim."""
+"""`make proofs`: each proof again once what it measures has changed, and what fell is told. Each
+backs a claim."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from benchmarks.documents import __main__ as documents
 from benchmarks.documents.proofs import pages_of
 from benchmarks.findings import Findings
 from benchmarks.registry import ALL, Experiment, Proof
-from benchmarks.report import Report
+from benchmarks.report import Report, last_change
 from tests.support.checkout import change, new_checkout
 
 STAND_INS = {
@@ -44,7 +46,7 @@ class Checkout:
         return proofs.main(STAND_INS, self.run, self.out, self.root), [*self.names]
 
 
-def test_what_passed_is_not_run_again_at_this_commit(
+def test_what_passed_is_run_again_once_what_it_measures_has_changed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkout = Checkout(tmp_path)
@@ -59,7 +61,21 @@ def test_what_passed_is_not_run_again_at_this_commit(
     assert checkout.prove() == (0, [*STAND_INS]), "a change that is not committed"
     change(checkout.root, "changed")
     assert checkout.prove() == (0, [*STAND_INS])
+    change(checkout.root, "a page", "docs")
     assert checkout.prove() == (0, [])
+    change(checkout.root, "a check of bits", "tests/opt_in")
+    assert checkout.prove() == (0, ["bits", "pages"])
+
+
+def test_a_bundle_older_than_the_exporter_is_made_again(tmp_path: Path) -> None:
+    root = new_checkout(tmp_path / "checkout")
+    change(root, "changed", "export")
+    for name, seconds in {"old": -9, "new": 9}.items():
+        (bundle := root / "bundles" / name).mkdir(parents=True)
+        exported = last_change(proofs.EXPORTER, root) + seconds
+        os.utime(bundle, (exported, exported))
+    proofs.remove_old_bundles([Proof("a test", 1, ("bundles/old", "bundles/new"))], root)
+    assert os.listdir(root / "bundles") == ["new"]
 
 
 def test_a_run_without_a_report_is_not_kept(
