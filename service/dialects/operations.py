@@ -44,9 +44,13 @@ async def metrics(request: Request) -> Response:
 async def document(request: Request) -> Response:
     """Made and written when first asked for, off the event loop: both take a while."""
     app = request.app
+
+    def write() -> None:
+        if not hasattr(app.state, "document"):  # of many that ask at first, one makes it
+            app.state.document = orjson.dumps(app.openapi())
+
     if not hasattr(app.state, "document"):
-        readers = parts_of(request).readers
-        app.state.document = await readers.call(lambda: orjson.dumps(app.openapi()))
+        await parts_of(request).readers.call(write)
     return Response(app.state.document, media_type=JSON)
 
 

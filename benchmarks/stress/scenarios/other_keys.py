@@ -273,17 +273,21 @@ def run(options: Options) -> Findings:
 
     wanted = [greed for greed in GREEDS if options.wants(greed.name, within=True)]
     seconds = CASE_S * options.share
-    rows = []
+    rows, unanswered = list[Row](), list[str]()
     with TemporaryDirectory() as root, TemporaryDirectory() as checkpoints:
         embedder = newest("all-minilm-l6-v2")
         publish(embedder, Path(root))
         export_task_models(Path(root), Path(checkpoints))
         for greed in tqdm(wanted, unit="case"):
             with serving(Path(root), greed, options.worktree) as server:
-                rows.append(beside(server, greed, embedder.manifest, seconds))
+                try:
+                    rows.append(beside(server, greed, embedder.manifest, seconds))
+                except OSError as error:
+                    unanswered.append(f"{greed.name}: the server answered nobody after it: {error}")
     columns = ["one key sends", "its answers", "refused to another", *SMALL]
     columns += ["a run, ms", "MiB: grown / counted"]
     rows_table = table(columns, [row.cells() for row in rows])
     note = "The other key's waits in ms: p50 / p99 alone -> beside."
     figures = orjson.loads(orjson.dumps([list(map(str, row.cells())) for row in rows]))
-    return Findings(f"{note}\n\n{rows_table}", [m for row in rows for m in row.misses()], figures)
+    missed = [*unanswered, *(miss for row in rows for miss in row.misses())]
+    return Findings(f"{note}\n\n{rows_table}", missed, figures)
