@@ -1,152 +1,125 @@
-"""Replaces a served version again and again under load, and counts wrong answers.
+"""Replaces a served version again and again under load, then rolls two back and forth.
 
-A version is a copy under the next number; the one before is deleted once the new one answers. Each
-answer must have the bits of the first one. It must not come from a version older than one that had
-answered before the request was sent.
+A new version is a copy under the next number; the one before is deleted once the new one answers.
+All copies must answer with the same bits. Of the two that are rolled, the newer pools otherwise, so
+its vectors are far off.
 """
 
 import asyncio
 import shutil
-import time
-from collections.abc import Coroutine, Iterator
-from dataclasses import dataclass, field
-from itertools import cycle
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-import orjson
 from tqdm import tqdm
 
-from addnorm.load.client import Client, runner
+from addnorm.load.client import runner
 from addnorm.load.servers import Server
 from addnorm.load.stream import PROFILES, make
 from addnorm.service.engine.bundle import Bundle
 from benchmarks import processes
 from benchmarks.findings import Findings, Options, figures_table
 from benchmarks.stress.copies import republish
-from benchmarks.stress.scenarios.rollback import roll
+from benchmarks.stress.versions import Callers
 
 WATCH_S = 0.1
 SWITCH_S = 60.0  # a version that takes longer to appear is taken for lost
-FLIPS = 40  # between two pinned versions
 GROWTH = 1.05  # allowed of resident memory
+NUM_FLIPS, FLIP_S = 40, 0.25
+OLD, NEW = 1, 2
 
 
-@dataclass
-class Swaps:
-    """Answers and memory, as they were seen."""
+def swap(
+    bundle: Bundle, num_swaps: int, num_callers: int = 8, settle_s: float = 10.0
+) -> tuple[Callers, list[float]]:
+    """The callers, and resident memory in MiB: before, after each swap, at the end."""
+    memory_mib = list[float]()
 
-    num_answers: int = 0
-    mistakes: list[str] = field(default_factory=list)
-    newest: int = 1  # version seen in an answer
-    rss_mib: list[float] = field(default_factory=list)  # before, after each swap
-    slowest_s: float = 0.0
+    async def replace(callers: Callers, server: Server, root: Path) -> None:
+        await asyncio.sleep(settle_s)
+        memory_mib.append(server.memory_mib() or 0.0)
+        for version in tqdm(range(2, num_swaps + 2), unit="swap"):
+            callers.offer(version)
+            await asyncio.to_thread(republish, bundle, root, version)
+            async with asyncio.timeout(SWITCH_S):
+                while callers.newest < version:
+                    await asyncio.sleep(0.02)
+            callers.settle()
+            await asyncio.to_thread(shutil.rmtree, root / bundle.manifest.name / str(version - 1))
+            memory_mib.append(server.memory_mib() or 0.0)
+        await asyncio.sleep(settle_s)
+        memory_mib.append(server.memory_mib() or 0.0)
 
-    @property
-    def growth(self) -> float:
-        return self.rss_mib[-1] / self.rss_mib[0]
-
-
-def swaps(bundle: Bundle, num_swaps: int, concurrency: int = 8, settle_s: float = 10.0) -> Swaps:
-    """Serves copies of the bundle under load, replacing the served one `num_swaps` times."""
-    record = Swaps()
-    sent = list(_bodies(bundle))
-    with TemporaryDirectory() as name, runner() as run:
-        root = Path(name)
-        republish(bundle, root, 1)
+    with TemporaryDirectory() as folder, runner() as loop:
+        republish(bundle, root := Path(folder), 1)
         with processes.folder(root, ADDNORM_WATCH_S=str(WATCH_S)) as server:
-            client = Client(server.host, server.port, sent)
-            replace = _replace(record, server, bundle, root, num_swaps, settle_s)
-            run.run(_under_load(record, client, len(sent), concurrency, replace))
-            client.close()
-    return record
+            # vectors and hidden states in each precision
+            sent = [
+                body
+                for precision in bundle.manifest.precisions
+                for profile in ("small", "hidden")
+                for body in _bodies(bundle, profile, precision=precision)
+            ]
+            callers = Callers(server, sent, are_copies=True)
+            loop.run(callers.call_during(replace(callers, server, root), num_callers))
+    return callers, memory_mib
 
 
-def _bodies(bundle: Bundle) -> Iterator[bytes]:
-    """Vectors and hidden states in each precision."""
-    for precision in bundle.manifest.precisions:
-        for profile in ("small", "hidden"):
-            fields = {"precision": precision}
-            stream = make(PROFILES[profile], bundle.manifest.limits, fields=fields)
-            yield from (request.body for request in stream.requests)
+def roll(bundle: Bundle, num_flips: int) -> Callers:
+    """The callers, of whom each must have the pinned version's answers."""
+    name = bundle.manifest.name
 
+    async def pin(callers: Callers, server: Server) -> None:
+        for number in range(num_flips - 1):
+            await asyncio.sleep(FLIP_S)
+            version = OLD if number % 2 else NEW
+            callers.offer(version)
+            path = f"/v2/repository/models/{name}/{version}/pin"
+            await asyncio.to_thread(server.ask, b"", path)
+            callers.settle()
+        await asyncio.sleep(FLIP_S)
 
-async def _under_load(
-    record: Swaps,
-    client: Client,
-    num_bodies: int,
-    concurrency: int,
-    work: Coroutine[None, None, None],
-) -> None:
-    """Asks for as long as the work takes."""
-    answers: dict[int, Any] = {}
-    working = asyncio.create_task(work)
-    turns = cycle(range(num_bodies))
-
-    async def caller() -> None:
-        while not working.done():
-            index, floor, start = next(turns), record.newest, time.monotonic()
-            status, body = await client.ask(index)
-            record.slowest_s = max(record.slowest_s, time.monotonic() - start)
-            if mistake := _mistake(record, answers, index, floor, status, body):
-                record.mistakes.append(mistake)
-
-    await asyncio.gather(working, *(caller() for _ in range(concurrency)))
-
-
-def _mistake(
-    record: Swaps, answers: dict[int, Any], index: int, floor: int, status: int, body: bytes
-) -> str | None:
-    """The mistake in an answer that was asked for when `floor` had been seen to answer."""
-    record.num_answers += 1
-    if status != 200:
-        return f"{status}: {body[:200]!r}"
-    answer = orjson.loads(body)
-    version = int(answer.pop("version"))
-    if version < floor:
-        return f"version {version} answered after {floor} had"
-    record.newest = max(record.newest, version)
-    return (
-        None
-        if answers.setdefault(index, answer) == answer
-        else f"request {index} was answered otherwise by {version}"
+    with TemporaryDirectory() as folder, runner() as loop:
+        republish(bundle, Path(folder), OLD)
+        republish(bundle, Path(folder), NEW, changed={"pooling": "first"})
+        settings = {"ADDNORM_VERSIONS": f"{name}={OLD}", "ADDNORM_ADMIN": "true"}
+        with processes.folder(Path(folder), **settings) as server:
+            callers = Callers(server, [*_bodies(bundle, "small", model=name)], OLD)
+            loop.run(callers.call_during(pin(callers, server)))
+    old, new = (
+        [a for (v, _), a in callers.right.items() if v == version] for version in (OLD, NEW)
     )
+    if not new or any(answer in old for answer in new):
+        callers.mistakes.append("the versions do not differ, so this shows nothing")
+    return callers
 
 
-async def _replace(
-    record: Swaps, server: Server, bundle: Bundle, root: Path, num_swaps: int, settle_s: float
-) -> None:
-    await asyncio.sleep(settle_s)
-    record.rss_mib.append(server.memory_mib() or 0.0)
-    for version in tqdm(range(2, num_swaps + 2), unit="swap"):
-        await asyncio.to_thread(republish, bundle, root, version)
-        async with asyncio.timeout(SWITCH_S):
-            while record.newest < version:
-                await asyncio.sleep(0.02)
-        await asyncio.to_thread(shutil.rmtree, root / bundle.manifest.name / str(version - 1))
-        record.rss_mib.append(server.memory_mib() or 0.0)
-    await asyncio.sleep(settle_s)
-    record.rss_mib.append(server.memory_mib() or 0.0)
+def _bodies(bundle: Bundle, profile: str, **fields: str) -> Iterator[bytes]:
+    stream = make(PROFILES[profile], bundle.manifest.limits, fields=fields)
+    yield from (request.body for request in stream.requests)
 
 
 def run(options: Options) -> Findings:
-    """Then two versions are rolled back and forth."""
-    num_swaps = options.times(100)
-    record = swaps(options.bundle, num_swaps)
+    num_swaps, num_flips = options.times(100), options.times(NUM_FLIPS, 4)
+    swapped, memory_mib = swap(options.bundle, num_swaps)
+    rolled = roll(options.bundle, num_flips)
     figures: dict[str, object] = {
         "versions": num_swaps,
-        "answers": record.num_answers,
-        "wrong answers": len(record.mistakes),
-        "slowest answer, s": record.slowest_s,
-        "resident memory at the start, MiB": record.rss_mib[0],
-        "most": max(record.rss_mib),
-        "at the end": record.rss_mib[-1],
+        "answers": swapped.num_requests,
+        "wrong answers": len(swapped.mistakes),
+        "slowest answer, s": swapped.slowest_s,
+        "resident memory at the start, MiB": memory_mib[0],
+        "most": max(memory_mib),
+        "at the end": memory_mib[-1],
+        "rolled back and forth": num_flips - 1,
+        "answers meanwhile": rolled.num_requests,
+        "of them wrong or lost": len(rolled.mistakes),
     }
-    missed = (
-        [f"{len(record.mistakes)} wrong answers: {record.mistakes[:3]}"] if record.mistakes else []
-    )
-    if record.growth > GROWTH:
-        missed.append(f"memory grew by {record.growth:.3f}, at most {GROWTH}")
-    rolled, wrong = roll(options.bundle, options.times(FLIPS, 4))
-    return Findings(figures_table(figures | rolled), [*missed, *wrong], figures | rolled)
+    missed = [*_wrong("swapped", swapped.mistakes), *_wrong("rolled back", rolled.mistakes)]
+    if (growth := memory_mib[-1] / memory_mib[0]) > GROWTH:
+        missed.append(f"memory grew by {growth:.3f}, at most {GROWTH}")
+    return Findings(figures_table(figures), missed, figures)
+
+
+def _wrong(change: str, mistakes: Sequence[str]) -> list[str]:
+    return [f"{change}: {len(mistakes)} wrong answers: {[*mistakes[:3]]}"] * bool(mistakes)
