@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from ray import serve
 from ray.cluster_utils import Cluster
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "ray-serve.yaml"
-URL = "http://127.0.0.1:8123"
+PORT = 8123
 DASHBOARD = "http://127.0.0.1:8277"
 NUM_NODES = 3
 NODE: Mapping[str, Any] = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
@@ -40,15 +40,27 @@ class Nodes:
         """SIGKILL to the last node's raylet. Its workers end because it has ended."""
         self._workers.pop().kill_raylet()
 
-    def deploy(self, bundles: Path, **options: Any) -> None:
-        """`serve deploy` of the example configuration with this folder and these options of the
-        deployment. Returns at once."""
+    def deploy(self, bundles: Path, num_replicas: int) -> None:
+        """`serve deploy` of the example configuration with this folder. Returns once so many
+        replicas of it run, and no others are left."""
+        former = {replica["replica_id"] for replica in self.replicas()}
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-            yaml.safe_dump(configuration(bundles, options), file)
+            yaml.safe_dump(_configuration(bundles, num_replicas), file)
             file.flush()
             command = [str(Path(sys.executable).with_name("serve")), "deploy", file.name]
             environment = {**os.environ, "RAY_DASHBOARD_ADDRESS": DASHBOARD}
             subprocess.run(command, check=True, env=environment, capture_output=True)
+        ends = time.monotonic() + START_S
+        while not self._are_new(num_replicas, former):
+            if time.monotonic() > ends:
+                raise RuntimeError(f"{num_replicas} replicas did not start within {START_S:g} s")
+            time.sleep(0.2)
+
+    def _are_new(self, num_replicas: int, former: set[str]) -> bool:
+        replicas = self.replicas()
+        states = [replica["state"] for replica in replicas]
+        ids = {replica["replica_id"] for replica in replicas}
+        return states == ["RUNNING"] * num_replicas and not former & ids
 
     def replicas(self) -> list[dict[str, Any]]:
         """The application's replicas, as Serve's REST API describes them: `state`, `pid`,
@@ -61,24 +73,12 @@ class Nodes:
     def running(self) -> list[dict[str, Any]]:
         return [replica for replica in self.replicas() if replica["state"] == "RUNNING"]
 
-    def await_replicas(self, number: int, old: frozenset[str] = frozenset()) -> None:
-        """Until so many run, and no others are left. old: ids that do not count."""
 
-        def are_there() -> bool:
-            replicas = self.replicas()
-            states = [replica["state"] for replica in replicas]
-            return states == ["RUNNING"] * number and not old & {
-                replica["replica_id"] for replica in replicas
-            }
-
-        eventually(are_there)
-
-
-def configuration(bundles: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The example for machines as small as these nodes. An option of None is left out."""
+def _configuration(bundles: Path, num_replicas: int) -> dict[str, Any]:
+    """The example for machines as small as these nodes."""
     settings: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
     settings["proxy_location"] = "HeadOnly"  # all nodes have one address here
-    settings["http_options"] |= {"host": "127.0.0.1", "port": int(URL.rpartition(":")[2])}
+    settings["http_options"] |= {"host": "127.0.0.1", "port": PORT}
     (application,) = settings["applications"]
     # what is asked again is computed again
     application["args"] = {
@@ -86,16 +86,9 @@ def configuration(bundles: Path, options: Mapping[str, Any]) -> dict[str, Any]:
         "settings": {"cache_bytes": 0, "token_budget": 256, "log_level": "warning"},
     }
     (deployment,) = application["deployments"]
-    deployment |= {"ray_actor_options": {"num_cpus": 1}, **options}
-    application["deployments"] = [
-        {name: value for name, value in deployment.items() if value is not None}
-    ]
+    del deployment["autoscaling_config"]
+    deployment |= {"ray_actor_options": {"num_cpus": 1}, "num_replicas": num_replicas}
     return settings
-
-
-def fixed_size(number: int) -> dict[str, Any]:
-    """Options for a number of replicas that does not change."""
-    return {"num_replicas": number, "autoscaling_config": None}
 
 
 @contextmanager
@@ -113,11 +106,3 @@ def three_nodes() -> Iterator[Nodes]:
     finally:
         ray.shutdown()
         cluster.shutdown()
-
-
-def eventually(condition: Callable[[], bool], within_s: float = START_S) -> None:
-    ends = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > ends:
-            raise RuntimeError(f"it did not happen within {within_s:g} s")
-        time.sleep(0.2)
