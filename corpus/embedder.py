@@ -309,8 +309,7 @@ class Embedder:
         wish = Wish(
             field=FIELD, texts=texts, truncate=options.truncate, exact_type=options.input_type
         )
-        prompt_name = None if options.input_type else options.prompt_name
-        return TextsToTokenize.of(wish, self.model, prompt_name)
+        return TextsToTokenize.of(wish, self.model, options.prompt_name)
 
     async def rejected(self, texts: Sequence[Text | None], rows: Ints) -> dict[int, str]:
         """Row -> why its text cannot be embedded. Tokenized are only texts that may be too long, or

@@ -226,6 +226,14 @@ def test_vectors_of_tokens_are_the_servers(
         assert same_bits(np.float32(found), np.float32(expected))
 
 
+def test_a_prompt_is_not_dropped_beside_an_input_type(
+    refused: Callable[..., str], multi_vector_bundles: Path, few: Few
+) -> None:
+    options = ("--output", "multi-vector", "--input-type", "document", "--prompt-name", "query")
+    said = refused(few[0], *options, bundle=multi_vector_bundles / "colbert" / "1")
+    assert "input_type is 'document', and the prompt 'query' is set" in said
+
+
 @pytest.mark.parametrize("model", ["classifier", "topics", "reranker"])
 def test_scores_are_the_servers(
     embed: Embed, task_bundles: Path, task_client: httpx.Client, few: Few, model: str
