@@ -37,7 +37,8 @@ STATISTICS = {"LayerNormalization": (1, 2)}  # which outputs are float32 whateve
 SOFTMAX_IN_FLOAT = helper.make_attribute("softmax_precision", FLOAT)
 LARGEST = float(np.finfo(np.float16).max)  # 65504
 RANGE = {"fp16.lowest": -LARGEST, "fp16.highest": LARGEST}  # constants
-SUFFIX = ".fp16"  # of a constant or value that another of its name in float32 was cast to
+# of values and constants that others without it were cast to, or clipped for a cast
+SUFFIX, FLOAT_SUFFIX, CLIPPED = ".fp16", ".fp32", ".clipped"
 
 
 class HalfPrecisionError(ValueError):
@@ -65,6 +66,13 @@ def round_to_half(array: Array) -> Array:
         value = array[tuple(beyond[0])]
         raise HalfPrecisionError(f"{beyond[0]} is {value:g}, the limit of fp16 is {LARGEST:g}")
     return half
+
+
+def typeless(name: str) -> str:
+    """A value's name in the fp32 graph."""
+    for suffix in (SUFFIX, FLOAT_SUFFIX, CLIPPED):
+        name = name.removesuffix(suffix)
+    return name
 
 
 def read_weights(constants: Mapping[str, Array]) -> dict[str, Array]:
@@ -136,7 +144,7 @@ class _Halving:
         if self._types[name] == kind:
             return name
         if (name, kind) not in self._casts:
-            self._casts[name, kind] = cast = f"{name}{SUFFIX if kind == HALF else '.fp32'}"
+            self._casts[name, kind] = cast = f"{name}{SUFFIX if kind == HALF else FLOAT_SUFFIX}"
             if name in self._constants:
                 try:
                     self._tensors[cast] = round_to_half(self._source.value(self._constants[name]))
@@ -148,7 +156,7 @@ class _Halving:
                     raise HalfPrecisionError(words) from None
                 return cast
             if is_masked and kind == HALF:
-                clip, name = name, f"{name}.clipped"
+                clip, name = name, f"{name}{CLIPPED}"
                 self._nodes.append(helper.make_node("Clip", [clip, *RANGE], [name], f"Clip.{name}"))
                 self._tensors |= {end: np.array(value, np.float32) for end, value in RANGE.items()}
             self._nodes.append(_cast(name, cast, kind))

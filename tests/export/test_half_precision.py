@@ -10,7 +10,7 @@ from onnx import ModelProto, TensorProto, numpy_helper, shape_inference
 
 from addnorm.export import sources
 from addnorm.export.certificate import parity
-from addnorm.export.certificate.graph import structure
+from addnorm.export.certificate.graph import exact, structure
 from addnorm.export.certificate.parity import CertificationError
 from addnorm.export.graphs import all_graphs
 from addnorm.export.graphs.half_precision import SUFFIX, HalfPrecisionError, to_half
@@ -90,6 +90,26 @@ def test_every_weight_has_half_the_bytes() -> None:
     assert all(name.endswith((".gamma", ".beta")) for name in norms)
 
 
+@pytest.mark.parametrize("preset", ["notebook", "gpt", "postnorm", "encoder"])
+def test_a_mistake_of_the_halving_shows_beside_fp32(preset: str) -> None:
+    """Even one too small for the limits of answers."""
+    plain = exported(preset)
+    assert [*exact.beyond_types(to_half(plain), plain)] == []
+    swapped, scaled = to_half(plain), to_half(plain)
+    node = next(n for n in structure.nodes(swapped.proto.graph) if n.op_type == "Attention")
+    node.input[0], node.input[1] = node.input[1], node.input[0]
+    assert " where " in next(exact.beyond_types(swapped, plain))
+    name = next(
+        item.name
+        for item in scaled.proto.graph.initializer
+        if item.data_type in (FLOAT, HALF)
+        and item.name not in scaled.values
+        and scaled.value(item).any()
+    )
+    scale(scaled.proto, name, 1.01)
+    assert f"{name} differs from fp32" in next(exact.beyond_types(scaled, plain))
+
+
 def test_certificate_covers_fp16(notebook_in_fp16: Bundle) -> None:
     """fp16 passes every case that fp32 passes, with equal bits."""
     assert notebook_in_fp16.certificate
@@ -100,7 +120,7 @@ def test_certificate_covers_fp16(notebook_in_fp16: Bundle) -> None:
     }
     of_the_model = {"manifest", "logits, weights", "logits, attributes", "logits, graph"}
     of_a_gpu = {"gpu, weights", "gpu, attributes", "gpu, graph"}
-    assert cases["fp16"] == cases["fp32"] - of_the_model - of_a_gpu
+    assert cases["fp16"] == (cases["fp32"] - of_the_model - of_a_gpu) | {"types"}
     assert of_a_gpu < cases["fp32"]
     assert [c["difference"] for c in checks if "unequal" in c["output"]] == [0] * 6
     assert notebook_in_fp16.manifest.precisions["fp16"] == "model.fp16.onnx"

@@ -7,14 +7,16 @@
     ranges      those that int8 was made with: equal to new ones up to rounding
     graph       node by node: as in an export of the reference; for fp16, `to_half` of that, and for
                 int8, `quantize`
+    types       the fp16 graph is the fp32 one, but for the types of its numbers
 
-The first three know nothing of the exporter, so they show its mistakes.
+The first three and the last know nothing of the exporter's steps, so they show their mistakes.
 """
 
 import copy
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +139,8 @@ def compare(files: Files, expected: Expected, manifest: Manifest) -> Iterator[Fi
             half_precision.to_half(expected.graphs.plain) if is_half else expected.graphs.body
         )
         yield (precision, "graph"), [*structure.differences(body, expected_body)]
+        if is_half:
+            yield (precision, "types"), [*beyond_types(body, expected.graphs.plain)]
     for name, graph, expected_graph in (
         ("gpu", files.gpu, expected.graphs.plain),
         ("lens", files.lens, expected.graphs.lens),
@@ -147,6 +151,45 @@ def compare(files: Files, expected: Expected, manifest: Manifest) -> Iterator[Fi
             comparison = attributes.body(graph, config, "fp32", portable=name == "lens")
             yield ("fp32", f"{name}, attributes"), [*comparison]
             yield ("fp32", f"{name}, graph"), [*structure.differences(graph, expected_graph)]
+
+
+def beyond_types(half: Graph, fp32: Graph) -> Iterator[str]:
+    """Nodes and constants in which both differ by more than the types of numbers."""
+    pairs = zip_longest(_typeless_nodes(half), _typeless_nodes(fp32), fillvalue=("nothing",))
+    for got, expected in pairs:
+        if got != expected:
+            yield f"{got} where {expected} is in fp32"
+            return  # what follows is displaced
+    values = fp32.constants()
+    for name, value in half.constants().items():
+        if name in half_precision.RANGE:
+            expected_value = np.array(half_precision.RANGE[name], np.float32)
+        elif (base := half_precision.typeless(name)) in values:
+            is_half = value.dtype == np.float16
+            expected_value = half_precision.round_to_half(values[base]) if is_half else values[base]
+        else:
+            yield f"{name} is not in fp32"
+            continue
+        if not _same_bits(value, expected_value):
+            yield f"{name} differs from fp32{_where(value, expected_value)}"
+
+
+def _typeless_nodes(graph: Graph) -> Iterator[tuple[object, ...]]:
+    """Operator, inputs, outputs and attributes of each node, without casts and marks of types."""
+    for node in structure.nodes(graph.proto.graph):
+        inputs, outputs = (
+            [*map(half_precision.typeless, names)] for names in (node.input, node.output)
+        )
+        if node.op_type == "Cast" and inputs == outputs:
+            continue
+        if node.op_type == "Clip" and inputs == [*outputs, *half_precision.RANGE]:
+            continue
+        fields = {
+            attribute.name: attribute.SerializeToString(deterministic=True)
+            for attribute in node.attribute
+            if attribute.name != "softmax_precision" and not attribute.HasField("g")
+        }
+        yield node.op_type, inputs, outputs, fields
 
 
 def compare_int8(
