@@ -22,7 +22,7 @@ def setup(tmp_path: Path) -> Setup:
     rehearsal = experiment.rehearsal(tmp_path, Settings())
     tiny = rehearsal.shapes["tiny"]
     fields = {**tiny.fields, "num_hidden_layers": 1, "max_position_embeddings": 128}
-    shapes = {"tiny": replace(tiny, fields=fields)}
+    shapes = dict.fromkeys(rehearsal.shapes, replace(tiny, fields=fields))
     return replace(rehearsal, shapes=shapes, seconds=0.001, num_compositions=3)
 
 
@@ -31,7 +31,7 @@ def test_a_rehearsal_runs_every_step_and_keeps_its_figures(setup: Setup) -> None
     assert not steps.missed
     kept = json.loads(setup.report.read_text())
     assert steps.figures == kept
-    assert kept.keys() == {f"{step} tiny" for step in STEPS}
+    assert kept.keys() == {f"{step} {shape}" for step in STEPS for shape in setup.shapes}
     assert kept["agreement tiny"]["holds"]["fp16"]["bits"] == "equal"
     rates = kept["speed tiny"]
     assert {"small, fp16", "hidden, fp32", "512 tokens alone, PyTorch padded"} < rates.keys()
@@ -41,7 +41,7 @@ def test_a_rehearsal_runs_every_step_and_keeps_its_figures(setup: Setup) -> None
 def test_pads_do_not_reach_the_peers_vectors(setup: Setup) -> None:
     """PyTorch's side computes what it is timed for: means over real tokens alone."""
     torch.manual_seed(0)
-    peer = speed.encoder(setup.source("tiny").model.config, "cpu")
+    peer = speed.encoder(setup.config("tiny"), "cpu")
     sequences = [torch.arange(3), torch.arange(9)]
     with torch.inference_mode():
         _, together = peer(*pad(sequences))
