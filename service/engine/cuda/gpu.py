@@ -28,9 +28,9 @@ LISTS_ALL = (1, 27)
 # Cast, Concat, Div, Mul, Squeeze and Sub. The others here make positions and masks, and no row goes
 # through them. (Rows are added, cast and multiplied too, by kernels that CUDA has for all types.)
 SHAPES_AND_INDICES = frozenset({
-    "Abs", "Add", "Cast", "Concat", "Constant", "CumSum", "Div", "Equal", "Expand", "Floor",
-    "Greater", "Less", "Mul", "NonZero", "Not", "Range", "Shape", "Sign", "Squeeze", "Sub",
-    "Unsqueeze",
+    "Abs", "Add", "And", "Cast", "Concat", "Constant", "CumSum", "Div", "Equal", "Expand", "Floor",
+    "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mul", "NonZero", "Not", "Or", "Range",
+    "Shape", "Sign", "Squeeze", "Sub", "Unsqueeze",
 })  # fmt: skip
 
 
