@@ -35,11 +35,11 @@ class Rehearsed(OnGpu):
 
 
 class RehearsedEngine(Rehearsed, GpuEngine):
-    """Of a graph of ours."""
+    """The engine of one of our graphs."""
 
 
 class RehearsedOwnEngine(Rehearsed, OwnGpuEngine):
-    """Of a graph as its authors wrote it."""
+    """The engine of a graph as its authors wrote it."""
 
 
 def rehearse(bundle: Bundle, precision: str, num_threads: int = 1) -> Engine:

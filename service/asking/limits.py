@@ -29,11 +29,7 @@ def check(ask: Ask, settings: Settings) -> None:
         ask.outputs = tuple(_of_type(output, ask.input_type, bundle) for output in ask.outputs)
     for noun, value, limit in (
         ("windows" if ask.windows else "sequences", len(padding.lengths), settings.max_sequences),
-        (
-            "tokens with pads",
-            ask.record.real_tokens + ask.record.pad_tokens,
-            settings.max_padded_tokens,
-        ),
+        ("tokens with pads", batch.num_tokens + ask.record.pad_tokens, settings.max_padded_tokens),
         ("real tokens", batch.num_tokens, settings.max_tokens),
     ):
         if value > limit:

@@ -280,7 +280,7 @@ def assert_close(value: Any, expected: Any) -> None:
 
 
 def test_a_graph_as_its_authors_wrote_it_is_placed_whole_or_refused(as_written: Bundle) -> None:
-    """By its name, with what to do."""
+    """The message names it, and says what to do."""
 
     def placed(operator: str, provider: str) -> SimpleNamespace:
         node = SimpleNamespace(domain="", op_type=operator, name="")
