@@ -13,7 +13,7 @@ from addnorm.export import command, export_bundle, sources
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.cuda.on_gpu import measure
 from addnorm.export.opening import InMemory
-from addnorm.export.verifying import certify_again, certify_in_memory
+from addnorm.export.verifying import certify_again
 from addnorm.export.wishes import NO_WISHES, UsageError
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.batch import AnyRows, Batch
@@ -144,8 +144,11 @@ def test_a_graph_as_its_authors_wrote_it_is_compared_too(tmp_path: Path) -> None
         with pytest.raises(CertificationError, match=r"answer differs from Gated's by 0\.0007"):
             certify_again(bundle, reference, "cuda", Farther)
         certify_again(bundle, reference, "cuda", RehearsedOwnEngine)
-    with pytest.raises(UsageError, match="was exported from"):
-        certify_in_memory(bundle, InMemory(Normalized()), NO_WISHES, "cpu")
+    with (
+        InMemory(Normalized()).as_written(NO_WISHES) as other,
+        pytest.raises(UsageError, match="was exported from"),
+    ):
+        certify_again(bundle, other, "cuda", RehearsedOwnEngine)
     after = bundles.read(bundle.path).certificate or {}
     gpu_section = after.pop("cuda")
     assert after == bundle.certificate
