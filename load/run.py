@@ -47,7 +47,7 @@ def compute_alone(bundle: Bundle, precision: str) -> Compute:
             # the rows of a sequence's tokens are equal where a module answers with one
             values = rows.activations if tensors[0].of == "token" else rows.activations[-1]
             return values.reshape(tensors[0].shape[1:]).copy()
-        pooling = "last" if tensors else bundle.manifest.pooling
+        pooling = bundle.manifest.pooling if bundle.rows_are_tokens else "last"
         vectors = heads.pooled(rows, batch.offsets[:-1], batch.offsets[1:], pooling)
         if output == "embedding" and bundle.manifest.normalize:
             vectors = heads.unit(vectors)
