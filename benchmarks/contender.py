@@ -67,10 +67,12 @@ def in_precision(
     precision: str,
     tolerance: float | None = None,
     headers: tuple[str, ...] = (),
+    most_alone: int | None = None,
     **fields: str,
 ) -> Contender:
-    """A server of this bundle, which computes in its default precision unless it is told."""
+    """A server of this bundle, which computes in its default precision unless it is told.
+    tolerance, most_alone: as of `Reference`."""
     if precision != bundle.manifest.default_precision:
         fields["precision"] = precision
-    reference = Reference(compute_alone(bundle, precision), tolerance)
+    reference = Reference(compute_alone(bundle, precision), tolerance, most_alone)
     return Contender(precision, serve, reference, bundle, fields, headers)

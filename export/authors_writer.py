@@ -9,7 +9,6 @@ from typing import Any
 
 from addnorm.export import recall
 from addnorm.export.certificate import as_written, vector_ranges
-from addnorm.export.certificate.certificate import Certificate
 from addnorm.export.certificate.graph.exact import versions
 from addnorm.export.graphs import model_file
 from addnorm.export.graphs.authors import Exported, export_graph
@@ -56,15 +55,13 @@ def write_uncertified(
     return bundle, exported
 
 
-def certify_again(bundle: Bundle, reference: Reference) -> Certificate:
+def check_origin(bundle: Bundle, reference: Reference) -> None:
     """UsageError if the bundle was made of something else."""
     origin, source = dict(reference.origin), bundle.manifest.source
     if "outputs" not in source:
         origin.pop("outputs", None)  # older bundles do not name those that were picked
     if origin != source:
         raise UsageError(f"{bundle.ref} was exported from {source}, but this model is {origin}")
-    say(f"verifying {bundle.ref}")
-    return as_written.certificate_of(bundle, reference, export_graph(reference))
 
 
 def refuse_precisions(wishes: Wishes) -> None:

@@ -21,8 +21,8 @@ from addnorm.service.engine.bundle import Bundle
 
 @contextmanager
 def choose_graph(model: Model, wishes: Wishes) -> Iterator[Source | Reference]:
-    """The model opened for the graph that serves it: one of ours is quicker, runs on GPUs and has
-    equal bits on every processor; its authors' own is there for every model. UsageError gives both
+    """The model opened for the graph that serves it: one of ours is quicker, has fp16 and equal
+    bits on every processor; its authors' own is there for every model. UsageError gives both
     reasons where it has neither."""
     with ExitStack() as stack:
         try:

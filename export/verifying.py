@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from addnorm.export import authors_writer, onnx_folder
+from addnorm.export.certificate import as_written
 from addnorm.export.cuda.on_gpu import measure
+from addnorm.export.graphs.authors import export_graph
 from addnorm.export.graphs.graph import check_fit
 from addnorm.export.opening import InMemory, of_manifest, wishes_in_memory
 from addnorm.export.reference.reference import Reference
@@ -17,7 +19,7 @@ from addnorm.export.words.folder_tokenizer import NoTexts
 from addnorm.export.writer import certificate_of, say
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle
-from addnorm.service.engine.cuda.gpu_engine import THE_GPU, GpuEngine
+from addnorm.service.engine.cuda.gpu_engine import THE_GPU, open_on_gpu
 from addnorm.service.engine.engine import OpenEngine
 from addnorm.service.engine.signature import SIGNATURE
 from addnorm.service.errors import StartupError
@@ -106,7 +108,7 @@ def certify_again(
     bundle: Bundle,
     opened: Source | Reference,
     provider: str = "cpu",
-    on_gpu: OpenEngine = GpuEngine,
+    on_gpu: OpenEngine = open_on_gpu,
 ) -> None:
     """UsageError if the bundle was made from something else, or in another way.
 
@@ -114,21 +116,18 @@ def certify_again(
     none. on_gpu: opens the engines there.
     """
     if isinstance(opened, Reference):
-        if provider == "cuda":
-            raise UsageError(
-                f"{bundle.ref} is served as its authors wrote it, on the CPU only: leave"
-                " --provider out"
-            )
-        write_again(bundle, authors_writer.certify_again(bundle, opened).as_json())
-        return
-    _check_source(bundle, opened)
+        authors_writer.check_origin(bundle, opened)
+    else:
+        _check_source(bundle, opened)
     say(f"verifying {bundle.ref} on {provider}")
     if provider == "cuda":
         before = bundles.read(bundle.path).certificate or {}
-        section = measure(bundle, opened, on_gpu)
-        write_again(bundle, {**before, "cuda": section})
+        certificate = {**before, "cuda": measure(bundle, opened, on_gpu)}
+    elif isinstance(opened, Reference):
+        certificate = as_written.certificate_of(bundle, opened, export_graph(opened)).as_json()
     else:
-        write_again(bundle, certificate_of(bundle, opened).as_json())
+        certificate = certificate_of(bundle, opened).as_json()
+    write_again(bundle, certificate)
 
 
 def write_again(bundle: Bundle, new: dict[str, Any]) -> None:

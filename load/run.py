@@ -22,8 +22,7 @@ from addnorm.load.stream import Request, Stream
 from addnorm.service.engine import heads
 from addnorm.service.engine.batch import Batch, Floats, Tokens
 from addnorm.service.engine.bundle import Bundle
-from addnorm.service.engine.engine import Engine
-from addnorm.service.engine.own_engine import OwnEngine
+from addnorm.service.engine.own_engine import open_engine
 
 WRONG = "wrong"
 
@@ -37,8 +36,7 @@ OF_KIND = "errors: "  # in Figures, before a kind of error: a status, "wrong" an
 
 def compute_alone(bundle: Bundle, precision: str) -> Compute:
     """An engine in this process that sees one sequence at a time. It is loaded at first use."""
-    open_engine = OwnEngine if (tensors := bundle.manifest.as_it_is) else Engine
-    engine = cache(lambda: open_engine(bundle, precision))
+    tensors, engine = bundle.manifest.as_it_is, cache(lambda: open_engine(bundle, precision))
 
     def compute(output: str, sequence: Tokens) -> Floats:
         batch = Batch.of([sequence])
@@ -49,7 +47,7 @@ def compute_alone(bundle: Bundle, precision: str) -> Compute:
             # the rows of a sequence's tokens are equal where a module answers with one
             values = rows.activations if tensors[0].of == "token" else rows.activations[-1]
             return values.reshape(tensors[0].shape[1:]).copy()
-        pooling = "last" if tensors else bundle.manifest.pooling
+        pooling = bundle.manifest.pooling if bundle.rows_are_tokens else "last"
         vectors = heads.pooled(rows, batch.offsets[:-1], batch.offsets[1:], pooling)
         if output == "embedding" and bundle.manifest.normalize:
             vectors = heads.unit(vectors)

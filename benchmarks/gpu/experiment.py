@@ -3,13 +3,14 @@
 For each shape of a BERT of transformers with drawn weights, exported and certified on the CPU at
 first use: `agreement` (what `addnorm verify --provider cuda` measures, over more drawn batches),
 `speed` (the engine beside PyTorch) and `http` (the server beside PyTorch behind FastAPI). A step's
-figures are in gpu/steps.json when it ends; one that fails does not end the run. Without
-ADDNORM_PROVIDER=cuda the CPU rehearses it with a tiny model.
+figures are in gpu/steps.json when it ends, with its seconds; one that fails does not end the run.
+Without ADDNORM_PROVIDER=cuda the CPU rehearses it with tiny models.
 """
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -18,12 +19,17 @@ from typing import Any
 
 import onnxruntime
 import torch
+from torch import Tensor, nn
+from transformers import AutoModel
 
 from addnorm.export import exporting, sources
 from addnorm.export.cuda.on_gpu import measure
+from addnorm.export.opening import Checkpoint, InMemory
+from addnorm.export.reference.reference import Reference
 from addnorm.export.sources import Source
 from addnorm.export.wishes import Wishes
 from addnorm.load.run import Load
+from addnorm.model.config import Config
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.cuda.gpu import CUDA
@@ -35,13 +41,14 @@ from benchmarks import peers, processes
 from benchmarks.contender import Contender, in_precision
 from benchmarks.findings import Findings, Options
 from benchmarks.gpu import speed
-from benchmarks.gpu.rehearsal import RehearsedEngine
+from benchmarks.gpu.rehearsal import rehearse
 from benchmarks.shapes import Shape
 
 Figures = dict[str, Any]
 PRECISIONS = ("fp32", "fp16")
 CALLERS = {"small": 64, "big": 8}  # of each load over HTTP
 NEAR = 0.03  # of the same model on the CPU: float16 has 11 bits
+MOST_ALONE = 32  # sequences of a load that the CPU computes: of bert-large a second each
 
 
 def _bert(width: int, heads: int, layers: int, vocabulary: int = 30522) -> Shape:
@@ -52,8 +59,26 @@ def _bert(width: int, heads: int, layers: int, vocabulary: int = 30522) -> Shape
     return Shape("Bert", 512, sizes)
 
 
-SHAPES = {"minilm": _bert(384, 12, 6), "bert-base": _bert(768, 12, 12)}
-TINY = {"tiny": _bert(64, 4, 2, vocabulary=1000)}
+AS_WRITTEN = "-as-written"  # ends the name of a shape that is exported with its authors' graph
+SHAPES = {
+    "minilm": _bert(384, 12, 6),
+    f"minilm{AS_WRITTEN}": _bert(384, 12, 6),
+    "bert-large": _bert(1024, 16, 24),
+    "bert-base": _bert(768, 12, 12),
+}
+TINY = {name: _bert(64, 4, 2, vocabulary=1000) for name in ("tiny", f"tiny{AS_WRITTEN}")}
+
+
+class HiddenStates(nn.Module):
+    """A folder's model of transformers, as a module of one's own calls it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.model = AutoModel.from_pretrained(folder)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids `[B, S]` -> hidden states `[B, S, d]`."""
+        return self.model(input_ids=ids).last_hidden_state  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -74,9 +99,19 @@ class Setup:
         """It is exported at first use."""
         folder = self.out / "bundles" / shape / "1"
         if not folder.exists():
-            source = sources.checkpoint(self.checkpoint(shape), Wishes(precisions=PRECISIONS))
-            exporting.export(source, self.out / "bundles", shape, 1)
+            with self.opened(shape) as opened:
+                exporting.export(opened, self.out / "bundles", shape, 1)
         return bundles.read(folder)
+
+    def opened(self, shape: str) -> AbstractContextManager[Source | Reference]:
+        folder = self.checkpoint(shape)
+        if not shape.endswith(AS_WRITTEN):
+            return Checkpoint(str(folder)).packed(Wishes(precisions=PRECISIONS))
+        config = self.config(shape)
+        wishes = Wishes(
+            pooling="mean", max_positions=config.max_positions, vocab_size=config.vocab_size
+        )
+        return InMemory(HiddenStates(folder)).as_written(wishes)
 
     def checkpoint(self, shape: str) -> Path:
         """A folder of transformers. It is written at first use."""
@@ -85,23 +120,20 @@ class Setup:
             self.shapes[shape].write(folder)
         return folder
 
-    def source(self, shape: str) -> Source:
-        return sources.checkpoint(self.checkpoint(shape))
+    def config(self, shape: str) -> Config:
+        return sources.checkpoint(self.checkpoint(shape)).model.config
 
     def agreement(self, shape: str) -> Figures:
         """The section "cuda" of its certificate. CertificationError if a difference from PyTorch is
         beyond its limit, or rows go through the CPU."""
-        return measure(
-            self.bundle(shape),
-            self.source(shape),
-            open_engine=self.engines(self.settings),
-            num_compositions=self.num_compositions,
-        )
+        bundle, engines = self.bundle(shape), self.engines(self.settings)
+        with self.opened(shape) as opened:
+            return measure(bundle, opened, engines, self.num_compositions)
 
     def speed(self, shape: str) -> Figures:
         """Load and side -> useful tokens per second."""
         model = speed.load_model(self.bundle(shape), self.settings, self.engines)
-        return speed.measure(model, self.source(shape).model.config, self.device, self.seconds)
+        return speed.measure(model, self.config(shape), self.device, self.seconds)
 
     def http(self, shape: str) -> Figures:
         """Load and side -> useful tokens per second over HTTP, the median of the rounds, and
@@ -111,7 +143,9 @@ class Setup:
             addnorm_server = cache(lambda: stack.enter_context(processes.addnorm(bundle)))
             pytorch_server = cache(lambda: stack.enter_context(peers.pytorch(folder, self.device)))
             sides = {
-                precision: in_precision(addnorm_server, bundle, precision, NEAR)
+                precision: in_precision(
+                    addnorm_server, bundle, precision, NEAR, most_alone=MOST_ALONE
+                )
                 for precision in PRECISIONS
             }
             sides["PyTorch"] = Contender("PyTorch", pytorch_server, sides["fp32"].reference, bundle)
@@ -134,7 +168,7 @@ class Setup:
 
 def rehearsal(out: Path, settings: Settings) -> Setup:
     folder = out / "gpu-rehearsal"
-    return Setup(folder, settings, lambda _: RehearsedEngine, "cpu", TINY, 0.05, 20)
+    return Setup(folder, settings, lambda _: rehearse, "cpu", TINY, 0.05, 20)
 
 
 def run(options: Options) -> Findings:
@@ -155,14 +189,21 @@ def _missing() -> Iterator[str]:
         yield "PyTorch with CUDA and a GPU"
 
 
+def _parts(shape: str) -> tuple[str, ...]:
+    """Whose figures no other shape gives."""
+    if shape.endswith(AS_WRITTEN):
+        return ("agreement", "speed")
+    return ("http",) if shape == "bert-large" else ("agreement", "speed", "http")
+
+
 def try_steps(options: Options, setup: Setup) -> Findings:
     """Every step that is wanted, though one before it failed."""
     setup.out.mkdir(parents=True, exist_ok=True)
     parts = {"agreement": setup.agreement, "speed": setup.speed, "http": setup.http}
     steps = {
-        f"{name} {shape}": partial(part, shape)
+        f"{name} {shape}": partial(parts[name], shape)
         for shape in setup.shapes
-        for name, part in parts.items()
+        for name in _parts(shape)
     }
     figures: dict[str, Figures] = (
         json.loads(setup.report.read_text()) if setup.report.exists() else {}
@@ -170,11 +211,13 @@ def try_steps(options: Options, setup: Setup) -> Findings:
     failed = list[str]()
     for name, step in steps.items():
         if options.wants(name):
+            started = time.monotonic()
             try:
                 figures[name] = step()
             except Exception as error:  # whatever it is, the next step may say something
                 figures[name] = {"failed": f"{type(error).__name__}: {error}"}
                 failed.append(f"{name}: {figures[name]['failed']}")
+            figures[name]["step's seconds"] = round(time.monotonic() - started, 1)
             setup.report.write_text(json.dumps(figures, indent=1))
             print(f"{name}: {json.dumps(figures[name].get('holds', figures[name]))}", flush=True)
     place = "a GPU" if setup.device == "cuda" else "the CPU: a rehearsal, which says nothing of one"

@@ -6,9 +6,10 @@ from pathlib import Path
 from onnxruntime import InferenceSession
 
 from addnorm.service.engine.bundle import Bundle
-from addnorm.service.engine.cuda.gpu import CUDA, Gpu
-from addnorm.service.engine.cuda.gpu_engine import GpuEngine
+from addnorm.service.engine.cuda.gpu import CUDA, OURS, Gpu
+from addnorm.service.engine.cuda.gpu_engine import GpuEngine, OnGpu, OwnGpuEngine
 from addnorm.service.engine.device.placement import Node
+from addnorm.service.engine.engine import Engine
 from addnorm.service.engine.session import open_session
 
 
@@ -16,11 +17,11 @@ from addnorm.service.engine.session import open_session
 class CpuAsGpu(Gpu):
     memory: str = "cpu"
 
-    def open(self, graph: Path) -> InferenceSession:
+    def open(self, graph: Path, remedy: str = OURS) -> InferenceSession:
         return open_session(graph)
 
 
-class RehearsedEngine(GpuEngine):
+class Rehearsed(OnGpu):
     """Runs on the CPU, and says of its nodes that they run on a GPU."""
 
     def __init__(self, bundle: Bundle, precision: str, num_threads: int = 1) -> None:
@@ -31,3 +32,17 @@ class RehearsedEngine(GpuEngine):
             graph: [node._replace(provider=CUDA) for node in nodes]
             for graph, nodes in super().nodes().items()
         }
+
+
+class RehearsedEngine(Rehearsed, GpuEngine):
+    """The engine of one of our graphs."""
+
+
+class RehearsedOwnEngine(Rehearsed, OwnGpuEngine):
+    """The engine of a graph as its authors wrote it."""
+
+
+def rehearse(bundle: Bundle, precision: str, num_threads: int = 1) -> Engine:
+    """The engine of a bundle, as `open_on_gpu` chooses it."""
+    kind = RehearsedOwnEngine if bundle.manifest.as_it_is else RehearsedEngine
+    return kind(bundle, precision, num_threads)

@@ -16,14 +16,18 @@ from addnorm.service.engine import heads, selfcheck
 from addnorm.service.engine.batch import Batch, Ints
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.engine import Engine, OpenEngine
-from addnorm.service.engine.manifest import Limits
+from addnorm.service.engine.manifest import Limits, RowKind
 from addnorm.service.engine.model import Model
 from addnorm.service.loading import loader
 from addnorm.service.settings import Settings
 from benchmarks.bench.ceilings import sorted_batches
 from benchmarks.peers.torch_server import pad
 
-LOADS = ("small", "big", "hidden")
+# a load's sequences, and what comes back: rows of tokens, or None: vectors
+LOADS: dict[str, tuple[str, RowKind | None]] = {
+    "small": ("small", None), "big": ("big", None), "hidden": ("hidden", "activations"),
+    "hidden float16": ("hidden", "halves"),
+}  # fmt: skip
 REPEATS = 8  # of a load's sequences: a GPU is through with them at once
 ALONE = (128, 512)  # tokens of one caller's sequence
 ROUNDS = 3
@@ -95,55 +99,54 @@ def load_model(
 def measure(model: Model, config: Config, device: str, seconds: float) -> dict[str, float]:
     """Load and side -> tokens per second, the median of the rounds."""
     peer, figures = encoder(config, device), dict[str, float]()
-    for load, sequences in _loads(model.bundle.manifest.limits):
-        sides = {
-            **_ours(model, sequences, load == "hidden"),
-            **_pytorch(peer, device, sequences, load == "hidden"),
-        }
+    for load, sequences, rows in _loads(model.bundle.manifest.limits):
+        sides = {**_ours(model, sequences, rows), **_pytorch(peer, device, sequences, rows)}
         rates = _in_turn(sides, seconds)
         figures |= {f"{load}, {side}": tokens_per_s for side, tokens_per_s in rates.items()}
     return figures
 
 
-def _loads(limits: Limits) -> Iterator[tuple[str, list[Ints]]]:
-    for load in LOADS:
-        requests = make(PROFILES[load], limits).requests
+def _loads(limits: Limits) -> Iterator[tuple[str, list[Ints], RowKind | None]]:
+    for load, (profile, rows) in LOADS.items():
+        requests = make(PROFILES[profile], limits).requests
         sequences = [sequence for request in requests for sequence in request.sequences]
-        yield load, sequences * REPEATS
+        yield load, sequences * REPEATS, rows
     for length in ALONE:
-        yield f"{length} tokens alone", [selfcheck.sequences(limits, [length]).tokens]
+        yield f"{length} tokens alone", [selfcheck.sequences(limits, [length]).tokens], None
 
 
-def _ours(model: Model, sequences: list[Ints], hidden: bool) -> dict[str, Side]:
+def _ours(model: Model, sequences: list[Ints], kind: RowKind | None) -> dict[str, Side]:
     return {
         precision: [
-            (batch.num_tokens, _of_engine(engine, batch, hidden))
+            (batch.num_tokens, _of_engine(engine, batch, kind))
             for batch in sorted_batches(sequences, model.target(precision).token_budget)
         ]
         for precision, engine in model.engines.items()
     }
 
 
-def _of_engine(engine: Engine, batch: Batch, hidden: bool) -> Run:
-    """The run of a worker for requests of hidden states, or of vectors."""
+def _of_engine(engine: Engine, batch: Batch, kind: RowKind | None) -> Run:
+    """The run of a worker for requests of rows of this kind, or of vectors."""
 
     def run() -> object:
         rows = engine.compute(batch)
         rows.not_finite()
         starts, ends = batch.offsets[:-1], batch.offsets[1:]
-        return rows.on_host() if hidden else heads.pooled(rows, starts, ends, "mean")
+        return rows.on_host(kind) if kind else heads.pooled(rows, starts, ends, "mean")
 
     return run
 
 
-def _pytorch(peer: Encoder, device: str, sequences: list[Ints], hidden: bool) -> dict[str, Side]:
+def _pytorch(
+    peer: Encoder, device: str, sequences: list[Ints], kind: RowKind | None
+) -> dict[str, Side]:
     """Over batches as they come, and over batches of like lengths."""
     as_they_come = [
         sequences[start : start + TORCH_BATCH] for start in range(0, len(sequences), TORCH_BATCH)
     ]
     sides = {"PyTorch padded": as_they_come, "PyTorch sorted": [*_alike(sequences)]}
     return {
-        side: [(sum(map(len, batch)), _of_torch(peer, device, batch, hidden)) for batch in batches]
+        side: [(sum(map(len, batch)), _of_torch(peer, device, batch, kind)) for batch in batches]
         for side, batches in sides.items()
     }
 
@@ -159,11 +162,12 @@ def _alike(sequences: list[Ints]) -> Iterator[list[Ints]]:
     yield batch
 
 
-def _of_torch(peer: Encoder, device: str, batch: list[Ints], hidden: bool) -> Run:
+def _of_torch(peer: Encoder, device: str, batch: list[Ints], kind: RowKind | None) -> Run:
     def run() -> Any:
         with torch.inference_mode():
             states, pooled = peer(*pad(batch, device))
-            return (states if hidden else pooled).float().cpu()
+            values = states if kind else pooled
+            return (values.half() if kind == "halves" else values.float()).cpu()
 
     return run
 

@@ -16,7 +16,7 @@ import onnxruntime
 from onnx import GraphProto, NodeProto, TensorProto
 from tqdm import tqdm
 
-from addnorm.export.certificate import certificate, lens, parity, served
+from addnorm.export.certificate import as_written, certificate, lens, parity, served
 from addnorm.export.certificate.graph import structure
 from addnorm.export.certificate.served import (
     Bits,
@@ -26,12 +26,14 @@ from addnorm.export.certificate.served import (
     compositions,
     count_unequal,
 )
+from addnorm.export.graphs.authors import export_graph
+from addnorm.export.reference.reference import Reference
 from addnorm.export.sources import Source
 from addnorm.export.wishes import NO_WISHES
 from addnorm.model.transformer import Transformer
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.cuda.gpu import gpu_name
-from addnorm.service.engine.cuda.gpu_engine import GpuEngine
+from addnorm.service.engine.cuda.gpu_engine import open_on_gpu
 from addnorm.service.engine.device.placement import CPU, operator
 from addnorm.service.engine.engine import OpenEngine
 from addnorm.service.engine.model import Model
@@ -44,20 +46,25 @@ INDICES = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)
 
 def measure(
     bundle: Bundle,
-    source: Source,
-    open_engine: OpenEngine = GpuEngine,
+    opened: Source | Reference,
+    open_engine: OpenEngine = open_on_gpu,
     num_compositions: int = COMPOSITIONS,
 ) -> dict[str, Any]:
     """The section "cuda" of a certified bundle. CertificationError and StartupError name what
     failed."""
-    # those are asked for on the CPU
-    bare = replace(source, originals=(), program=None, wishes=NO_WISHES)
     model = Model(bundle, open_engine=open_engine)
     refuse_rows_on_cpu(model)
     with runs_in_words(f"{bundle.ref} on cuda"):
         check(model)
-        checks = parity.compare_answers(model, bare, equal=False)
-        bits = [*_bits(model, source.in_layout("padded"), num_compositions)]
+        if isinstance(opened, Reference):
+            lengths, transformer = export_graph(opened).lengths, None
+            checks = as_written.compare_answers(model, opened, lengths)
+        else:
+            # the authors' program is asked on the CPU
+            bare = replace(opened, originals=(), program=None, wishes=NO_WISHES)
+            checks = parity.compare_answers(model, bare, equal=False)
+            transformer = opened.in_layout("padded")
+        bits = [*_bits(model, transformer, num_compositions)]
     holds = {}  # over all cases of a precision
     for precision in model.engines:
         counts = [count for *_, name, count in bits if name == precision]
@@ -83,9 +90,10 @@ def measure(
 
 
 def _bits(
-    model: Model, reference: Transformer, num_compositions: int
+    model: Model, transformer: Transformer | None, num_compositions: int
 ) -> Iterator[tuple[str, str, str, Bits]]:
-    """Case, output, precision and the counts of unequal rows."""
+    """Case, output, precision and the counts of unequal rows. transformer: ours, if its graph is
+    one of ours."""
 
     def drawn_batches(precision: str) -> Mapping[str, Iterable[Pair]]:
         engine, limits = model.engine(precision), model.bundle.manifest.limits
@@ -94,8 +102,10 @@ def _bits(
     with served.path_of(model) as path:
         for precision in model.engines:
             drawn = f"{num_compositions} drawn batches", drawn_batches
-            of_lens = lens.bits(path, reference) if precision == "fp32" else []
-            cases: list[NamedPairs] = [*served.bits(path), *of_lens, drawn]
+            cases: list[NamedPairs] = [drawn]
+            if transformer:
+                of_lens = lens.bits(path, transformer) if precision == "fp32" else []
+                cases = [*served.bits(path), *of_lens, drawn]
             for case, pairs in cases:
                 for output, row_pairs in pairs(precision).items():
                     bits = count_unequal(row_pairs)

@@ -1,21 +1,24 @@
-"""The graphs that pool on a GPU, one for each pooling.
+"""The graphs that pool on a GPU, one for each pooling, and those that drop pads there.
 
 They have no weights and are the same for all models, so they lie beside the code that runs them:
 `python -m addnorm.export.cuda.pooling_graphs` writes them there.
 """
 
-from typing import get_args
+from typing import cast, get_args
 
+import numpy as np
 import torch
+from onnx import TensorProto, helper, parser
 from torch import Tensor, nn
 from torch.export import Dim
 
 from addnorm.export.graphs import model_file
 from addnorm.export.graphs.graph import BODY_OUTPUTS, export_module
 from addnorm.export.graphs.model_file import Graph
+from addnorm.model.grid import OPSET
 from addnorm.model.pooling import WEIGHTS
-from addnorm.service.engine.cuda.gpu_engine import POOLING_OUTPUTS, pooling_graph
-from addnorm.service.engine.manifest import Pooling
+from addnorm.service.engine.cuda.gpu_engine import DTYPES, POOLING_OUTPUTS, pooling_graph
+from addnorm.service.engine.manifest import Pooling, RowKind
 
 
 class GridPooling(nn.Module):
@@ -47,13 +50,31 @@ class GridPooling(nn.Module):
         return torch.matmul(weights[:, None], activations)[:, 0]
 
 
-def export_pooling(pooling: Pooling) -> Graph:
-    """The inputs and outputs are those of `GridPooling`."""
+# A row for each real token of a grid. places: its sequence and its column. Written out, because
+# PyTorch's exporter adds nodes that reshape shapes, which onnxruntime keeps on the CPU.
+REAL_ROWS = f"""
+<ir_version: 10, opset_import: ["": {OPSET}]>
+real_rows (float[batch, seq, width] grid, int64[num_tokens, 2] places)
+    => (DTYPE[num_tokens, width] rows)
+{{
+    float_rows = GatherND (grid, places)
+    rows = Cast <to = CODE> (float_rows)
+}}
+"""
+
+
+def export_graph(kind: RowKind) -> Graph:
+    """The inputs and outputs are those of `GridPooling`, or of REAL_ROWS."""
+    if kind in DTYPES:
+        code = helper.np_dtype_to_tensor_dtype(np.dtype(DTYPES[kind]))
+        name = TensorProto.DataType.Name(code).lower()
+        text = REAL_ROWS.replace("DTYPE", name).replace("CODE", f"{code}")
+        return Graph(parser.parse_model(text))
     grid = {0: Dim("batch"), 1: Dim("seq")}
     norms = {**grid, 2: Dim("n_norms")}
     shapes = dict(zip(BODY_OUTPUTS, ({**grid, 2: Dim("d_model")}, norms, norms), strict=True))
     return export_module(
-        GridPooling(pooling),
+        GridPooling(cast(Pooling, kind)),
         (*(torch.zeros(2, 3, width) for width in (4, 5, 5)), torch.tensor([3, 2])),
         [*BODY_OUTPUTS, "lengths"],
         list(POOLING_OUTPUTS),
@@ -62,9 +83,10 @@ def export_pooling(pooling: Pooling) -> Graph:
 
 
 def main() -> None:
-    for pooling in get_args(Pooling):
-        file = pooling_graph(pooling)
-        model_file.save(export_pooling(pooling), file)
+    kinds: tuple[RowKind, ...] = (*get_args(Pooling), *DTYPES)
+    for kind in kinds:
+        file = pooling_graph(kind)
+        model_file.save(export_graph(kind), file)
         print(f"wrote {file}")
 
 

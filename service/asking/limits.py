@@ -10,6 +10,7 @@ from addnorm.service.engine.batch import Ints, Padding, all_finite
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.manifest import InputType
 from addnorm.service.engine.outputs.output import BINARY_BYTES, Output
+from addnorm.service.engine.outputs.per_token import Activations
 from addnorm.service.engine.outputs.pooled import VectorsOutput
 from addnorm.service.engine.outputs.sparse import Sparse
 from addnorm.service.errors import InvalidInput
@@ -28,11 +29,7 @@ def check(ask: Ask, settings: Settings) -> None:
         ask.outputs = tuple(_of_type(output, ask.input_type, bundle) for output in ask.outputs)
     for noun, value, limit in (
         ("windows" if ask.windows else "sequences", len(padding.lengths), settings.max_sequences),
-        (
-            "tokens with pads",
-            ask.record.real_tokens + ask.record.pad_tokens,
-            settings.max_padded_tokens,
-        ),
+        ("tokens with pads", batch.num_tokens + ask.record.pad_tokens, settings.max_padded_tokens),
         ("real tokens", batch.num_tokens, settings.max_tokens),
     ):
         if value > limit:
@@ -63,11 +60,13 @@ def check(ask: Ask, settings: Settings) -> None:
     # the rows of all tokens serve every pick, and vectors of tokens beside one
     is_of_rows = "every" in picks or ("token_vectors" in picks and len(picks) > 1)
     ask.picks = ("every",) if is_of_rows else tuple(sorted(picks))
+    if ask.engine.on_device and {*map(type, ask.outputs)} == {Activations}:
+        ask.picks = ("halves" if ask.dtype == "float16" else "activations",)
     # what is kept until the answer is made: its rows, and what a head makes of some of them. A
     # small answer may be made of both. What a run of the lens makes is the answer.
     width = ask.engine.d_model
     num_kept = {
-        "every": width * batch.num_tokens,
+        **dict.fromkeys(("every", "activations", "halves"), width * batch.num_tokens),
         "token_vectors": bundle.width("token_vectors") * batch.num_tokens,
     }
     num_numbers = sum(num_kept.get(pick, width * len(batch)) for pick in ask.picks)

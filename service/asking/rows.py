@@ -12,7 +12,7 @@ from addnorm.service.engine.batch import AnyRows, Batch, Floats, Ints, Rows, off
 from addnorm.service.engine.heads import TOKEN_VECTORS, Kept, KeptRows, pooled
 from addnorm.service.engine.manifest import Pooling, RowKind
 
-BY_TOKEN = ("every", TOKEN_VECTORS)
+BY_TOKEN = ("every", "activations", "halves", TOKEN_VECTORS)
 NOTHING: Mapping[bytes, Mapping[RowKind, Kept]] = MappingProxyType({})
 Hold = Callable[[Sequence[int], RowKind, Sequence[Kept]], None]
 
@@ -80,7 +80,7 @@ class AskedRows:
             at = sequences if self._place is None else [self._place[index] for index in sequences]
             places = np.asarray(at)
         if kind := self._by_token:
-            host_rows = self._rows_of(kind, rows.on_host(), sequences, offsets)
+            host_rows = self._rows_of(kind, rows, sequences, offsets)
             if isinstance(places, slice):  # all come at once: they are kept as they are
                 self._rows[kind] = host_rows
             else:  # they are copied to their places
@@ -148,13 +148,15 @@ class AskedRows:
         return KeptRows(None, {}, rows.activations if rows else None)
 
     def _rows_of(
-        self, kind: RowKind, rows: Rows, sequences: Sequence[int] | Ints, offsets: Ints
+        self, kind: RowKind, rows: AnyRows, sequences: Sequence[int] | Ints, offsets: Ints
     ) -> Rows:
         """offsets: of the sequences among the rows."""
         if kind != TOKEN_VECTORS:
-            return rows
+            return rows.on_host(kind)
         assert self._make_vectors
-        return self._make_vectors(rows, np.repeat(sequences, np.diff(offsets)))
+        return self._make_vectors(
+            rows.on_host("activations"), np.repeat(sequences, np.diff(offsets))
+        )
 
     def _cached_rows(self, kind: RowKind, sequence: int) -> Rows:
         """The cached rows of a sequence. The cache may have those that its vectors are made of."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from addnorm.service.engine.manifest import Pooling
+from addnorm.service.engine.manifest import Pooling, RowKind
 from addnorm.service.errors import InvalidInput
 
 BLOCK = 65_536  # numbers of lists that are read by one call
@@ -40,9 +40,15 @@ class Rows(NamedTuple):
         assert len(self.activations) == len(self.norm_mean) == len(self.norm_rstd)
         return len(self.activations)
 
-    def on_host(self) -> "Rows":
-        """Itself: see `DeviceRows`."""
-        return self
+    def on_host(self, kind: RowKind = "every") -> "Rows":
+        """Itself, or what outputs of this kind need: see `DeviceRows`."""
+        if kind not in ("activations", "halves"):
+            return self
+        activations: NDArray[Any] = self.activations
+        if kind == "halves":
+            with np.errstate(over="ignore"):  # beyond float16: infinite
+                activations = activations.astype(np.float16, copy=False)
+        return Rows(activations, self.norm_mean[:, :0], self.norm_rstd[:, :0])
 
     def allocate(self, num_rows: int) -> "Rows":
         """So many rows of the same widths, not yet written."""
@@ -70,7 +76,9 @@ class DeviceRows(Protocol):
         ...
 
     def not_finite(self) -> str | None: ...
-    def on_host(self) -> Rows: ...
+    def on_host(self, kind: RowKind = "every") -> Rows:
+        """kind: "activations" and "halves" leave the other parts on the device."""
+        ...
 
 
 AnyRows = Rows | DeviceRows

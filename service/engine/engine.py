@@ -47,6 +47,7 @@ class Engine:
     provider = "cpu"  # where it runs, as answers and metrics name it
     exact = True  # whether equal bits are promised alone, co-batched and padded
     on_cores = True  # whether idle cores make its runs sooner
+    on_device = False  # whether rows stay on a device, and an answer copies only what it needs
     num_workers = 0  # worker threads that it wants; 0: one for each core
     budgets: tuple[int, ...] = (128, 256, 512, 1024)  # tokens of a micro-batch, for warm-up
 

@@ -31,8 +31,9 @@ Graph = Annotated[str, Field(pattern=r"^(fp32|fp16|int8)$")]
 Made = Annotated[str, Field(pattern=r"^(logits|pooled|token_vectors|token_weights)$")]  # by a head
 Pooling = Literal["mean", "first", "last", "max", "weighted_mean", "mean_sqrt"]
 Pick = Literal["every"] | Pooling
-# what is kept of a sequence: its tokens' rows, what a pooling makes of them, or their vectors
-RowKind = Pick | Literal["token_vectors"]
+# What is kept of a sequence: its tokens' rows, what a pooling makes of them, or their vectors. Of
+# rows that lie on a device also the activations alone, in float32 or float16.
+RowKind = Pick | Literal["token_vectors", "activations", "halves"]
 Precision = Literal["fp32", "fp16", "int8"]
 Ranges = tuple[tuple[float, ...], tuple[float, ...]]  # lowest and highest of each dimension
 InputType = Literal["query", "document"]

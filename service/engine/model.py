@@ -15,7 +15,7 @@ from addnorm.service.engine.batch import Batch
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.engine import Engine, OpenEngine
 from addnorm.service.engine.manifest import Limits
-from addnorm.service.engine.own_engine import OwnEngine
+from addnorm.service.engine.own_engine import open_engine
 from addnorm.service.engine.selfcheck import sequences
 from addnorm.service.engine.session import is_of_onnxruntime
 from addnorm.service.engine.target import Statistics, Target
@@ -67,7 +67,7 @@ class Model:
         token_budget: int = 0,
         num_threads: int | None = None,
         max_run_bytes: int = 0,
-        open_engine: OpenEngine = Engine,
+        open_engine: OpenEngine = open_engine,
         default_precision: str | None = None,
         answers_version: bool = False,
         statistics: Statistics | None = None,
@@ -88,7 +88,6 @@ class Model:
         if bundle.manifest.is_inference_free:
             _ = bundle.token_weights  # read now: a broken file is no caller's fault
         threads = num_threads or usable_cores()
-        open_engine = OwnEngine if bundle.manifest.as_it_is else open_engine
         self.engines = {
             name: open_engine(bundle, name, threads) for name in bundle.manifest.precisions
         }

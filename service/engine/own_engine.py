@@ -11,7 +11,7 @@ from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.engine import INPUTS, TYPES, Engine, check_graph, run_session
 from addnorm.service.engine.fingerprint import Fingerprint
 from addnorm.service.engine.selfcheck import sequences
-from addnorm.service.engine.session import giving_back, open_session
+from addnorm.service.engine.session import giving_back
 
 IDS, VECTORS, ANSWER = INPUTS[0], "inputs", "activations"
 # lengths and numbers of sequences that are run together, to see whether that changes bits
@@ -24,7 +24,7 @@ class OwnEngine(Engine):
     """Sequences of one length run together, where that changes no bits on this processor; else each
     runs alone. So the bits of a sequence depend on nothing but its tokens.
 
-    It runs on one thread of the CPU: on several, kernels may add numbers in another order.
+    On the CPU it runs on one thread: on several, kernels may add numbers in another order.
     """
 
     on_cores = False
@@ -35,8 +35,8 @@ class OwnEngine(Engine):
         self.d_model, self.n_norms, self.n_layers = bundle.manifest.d_model, 0, 0
         self._has_types = limits.type_vocab_size > 1
         self._tokens = VECTORS if limits.input_width else IDS
-        self._body = self._body_on_all_cores = open_session(
-            graph, bundle.manifest.int8.fits_16_bits
+        self._body, self._body_on_all_cores = self._open_body(
+            graph, 1, bundle.manifest.int8.fits_16_bits
         )
         types = [TYPES] if self._has_types else []
         check_graph(graph, self._body, [self._tokens, *types], {ANSWER: self.d_model})
@@ -58,11 +58,11 @@ class OwnEngine(Engine):
         self.fingerprint = Fingerprint.here(
             bundle.manifest_sha256, precision, self._provider_in_words()
         )
-        self._giving_back = giving_back()
+        self._giving_back = giving_back() if self.exact else None
         self.runs_alone = False
         lengths = sorted({min(length, limits.max_positions) for length in LENGTHS})
         for length, num in product(lengths, TOGETHER):
-            if num * length <= MOST_TOKENS and not self.runs_alone:
+            if self.exact and num * length <= MOST_TOKENS and not self.runs_alone:
                 # whether sequences of one length have other bits together than alone
                 batch = sequences(limits, num * [length], seed=num)
                 rows_together = self.run(batch).activations
@@ -103,3 +103,9 @@ class OwnEngine(Engine):
         for part, values in zip(parts, rows, strict=True):
             part[real] = values
         return parts
+
+
+def open_engine(bundle: Bundle, precision: str, num_threads: int = 1) -> Engine:
+    """The engine of a bundle on the CPU."""
+    kind = OwnEngine if bundle.manifest.as_it_is else Engine
+    return kind(bundle, precision, num_threads)

@@ -4,16 +4,18 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from addnorm.load.run import compute_alone
 from addnorm.service.settings import Settings
 from benchmarks.findings import Options
 from benchmarks.gpu import experiment, speed
-from benchmarks.gpu.experiment import Setup
+from benchmarks.gpu.experiment import AS_WRITTEN, Setup
 from benchmarks.peers.torch_server import pad
 
-STEPS = ("agreement", "speed")
+STEPS = ("agreement tiny", "speed")  # tests/export/cuda/ has the agreement of the other
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def setup(tmp_path: Path) -> Setup:
     rehearsal = experiment.rehearsal(tmp_path, Settings())
     tiny = rehearsal.shapes["tiny"]
     fields = {**tiny.fields, "num_hidden_layers": 1, "max_position_embeddings": 128}
-    shapes = {"tiny": replace(tiny, fields=fields)}
+    shapes = dict.fromkeys(("tiny", f"own{AS_WRITTEN}"), replace(tiny, fields=fields))
     return replace(rehearsal, shapes=shapes, seconds=0.001, num_compositions=3)
 
 
@@ -31,17 +33,21 @@ def test_a_rehearsal_runs_every_step_and_keeps_its_figures(setup: Setup) -> None
     assert not steps.missed
     kept = json.loads(setup.report.read_text())
     assert steps.figures == kept
-    assert kept.keys() == {f"{step} tiny" for step in STEPS}
+    assert [*kept] == ["agreement tiny", "speed tiny", "speed own-as-written"]
     assert kept["agreement tiny"]["holds"]["fp16"]["bits"] == "equal"
     rates = kept["speed tiny"]
     assert {"small, fp16", "hidden, fp32", "512 tokens alone, PyTorch padded"} < rates.keys()
     assert min(rates.values()) > 0
+    compute = compute_alone(setup.bundle(f"own{AS_WRITTEN}"), "fp32")
+    ids = np.arange(1, 6)
+    means = compute("activations", ids).mean(0)
+    np.testing.assert_allclose(compute("pooled", ids), means, rtol=1e-5, atol=1e-5)
 
 
 def test_pads_do_not_reach_the_peers_vectors(setup: Setup) -> None:
     """PyTorch's side computes what it is timed for: means over real tokens alone."""
     torch.manual_seed(0)
-    peer = speed.encoder(setup.source("tiny").model.config, "cpu")
+    peer = speed.encoder(setup.config("tiny"), "cpu")
     sequences = [torch.arange(3), torch.arange(9)]
     with torch.inference_mode():
         _, together = peer(*pad(sequences))

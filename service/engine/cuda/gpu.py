@@ -20,6 +20,7 @@ CUDA = "CUDAExecutionProvider"
 GPUS = Path("/proc/driver/nvidia/gpus")  # a folder each, as NVIDIA's driver on Linux makes them
 # bits of onnxruntime's sdpa_kernel. Its third kernel needs no bit: it takes what these cannot
 FLASH, MEMORY_EFFICIENT = 1, 2
+OURS = "export the bundle as NAME@fp32,fp16 (int8 is for CPUs)"  # of graphs of ours: a remedy
 # Older ones leave out the float16 nodes that no provider has a kernel for, which run on the CPU
 # (microsoft/onnxruntime#28268; 1.26 lists 149 of the 194 nodes that 1.27 lists).
 LISTS_ALL = (1, 27)
@@ -27,9 +28,9 @@ LISTS_ALL = (1, 27)
 # Cast, Concat, Div, Mul, Squeeze and Sub. The others here make positions and masks, and no row goes
 # through them. (Rows are added, cast and multiplied too, by kernels that CUDA has for all types.)
 SHAPES_AND_INDICES = frozenset({
-    "Abs", "Add", "Cast", "Concat", "Constant", "CumSum", "Div", "Equal", "Expand", "Floor",
-    "Greater", "Less", "Mul", "NonZero", "Not", "Range", "Shape", "Sign", "Squeeze", "Sub",
-    "Unsqueeze",
+    "Abs", "Add", "And", "Cast", "Concat", "Constant", "CumSum", "Div", "Equal", "Expand", "Floor",
+    "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mul", "NonZero", "Not", "Or", "Range",
+    "Shape", "Sign", "Squeeze", "Sub", "Unsqueeze",
 })  # fmt: skip
 
 
@@ -53,9 +54,9 @@ class Gpu:
         """Onnxruntime has CUDA, and opens this graph on a GPU."""
         return CUDA in self.providers() and CUDA in self._session(graph).get_providers()
 
-    def open(self, graph: Path) -> ort.InferenceSession:
+    def open(self, graph: Path, remedy: str = OURS) -> ort.InferenceSession:
         """StartupError if the graph cannot be loaded, or if all of it, or a node that computes
-        rows, would run on the CPU."""
+        rows, would run on the CPU. remedy: other than the CPU, in words."""
         self.require()
         session = self._session(graph)
         if CUDA not in session.get_providers():
@@ -63,7 +64,7 @@ class Gpu:
                 "cuda is requested, but onnxruntime fell back to the CPU: check the GPU and its"
                 " driver, or set ADDNORM_PROVIDER=cpu"
             )
-        refuse_rows_on_cpu(graph, session)
+        refuse_rows_on_cpu(graph, session, remedy)
         return session
 
     def _session(self, graph: Path) -> ort.InferenceSession:
@@ -81,10 +82,10 @@ class Gpu:
 
 
 def refuse_rows_on_cpu(
-    graph: Path, session: ort.InferenceSession, version: str = ort.__version__
+    graph: Path, session: ort.InferenceSession, remedy: str = OURS, version: str = ort.__version__
 ) -> None:
     """StartupError names the operators of a session on CUDA that compute rows and run on the CPU.
-    Also for a version of onnxruntime that does not list them."""
+    Also for a version of onnxruntime that does not list them. remedy: as of `Gpu.open`."""
     if tuple(map(int, version.split(".")[:2])) < LISTS_ALL:
         raise StartupError(
             f"onnxruntime {version} does not report for every node whether it runs on the GPU:"
@@ -104,8 +105,7 @@ def refuse_rows_on_cpu(
     if cpu_nodes:
         raise StartupError(
             f"{graph}: onnxruntime has no GPU kernels for {', '.join(cpu_nodes)}, and would compute"
-            " rows on the CPU: export the bundle as NAME@fp32,fp16 (int8 is for CPUs), or"
-            " set ADDNORM_PROVIDER=cpu"
+            f" rows on the CPU: {remedy}, or set ADDNORM_PROVIDER=cpu"
         )
 
 

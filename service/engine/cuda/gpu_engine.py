@@ -1,7 +1,7 @@
-"""Engines on a GPU, whose rows stay there: the `DeviceRows` of batch.py."""
+"""Engines on a GPU. The rows of our graphs stay there: the `DeviceRows` of batch.py."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from addnorm.service.engine.batch import Batch, Floats, Ints, Rows
 from addnorm.service.engine.bundle import Bundle
-from addnorm.service.engine.cuda.gpu import Gpu, gpu_name
+from addnorm.service.engine.cuda.gpu import OURS, Gpu, gpu_name
 from addnorm.service.engine.engine import HEAD_ROWS, Engine, OpenEngine
-from addnorm.service.engine.manifest import Pooling
+from addnorm.service.engine.manifest import Pooling, RowKind
+from addnorm.service.engine.own_engine import OwnEngine, open_engine
 from addnorm.service.engine.session import Sessions
 from addnorm.service.settings import Settings
 
@@ -24,35 +25,77 @@ THE_GPU = Gpu()
 # of a graph that pools: vectors `[num_sequences, d_model]`, and which sequences are finite,
 # `[num_sequences, 3]`, for each part of Rows
 POOLING_OUTPUTS = ("vectors", "finite")
+# graphs that drop the pads of a part of Rows, and the dtype of what they leave
+DTYPES: Mapping[RowKind, type[np.floating[Any]]] = {"activations": np.float32, "halves": np.float16}
 
 
-def pooling_graph(pooling: Pooling) -> Path:
+def pooling_graph(kind: RowKind) -> Path:
     """Written by export/cuda/pooling_graphs.py."""
-    return Path(__file__).parent / "pooling" / f"{pooling}.onnx"
+    return Path(__file__).parent / "pooling" / f"{kind}.onnx"
 
 
-class GpuEngine(Engine):
-    """An engine whose body and heads run on a GPU. Rows stay there and are pooled there, and only
-    the requested values come back."""
+class OnGpu(Engine):
+    """An engine whose body and heads run on a GPU, each placed there whole."""
 
     provider = "cuda"
     exact = on_cores = False
     # while one thread hands out what a run gave, the GPU has the next; not measured yet
     num_workers = 2
+    remedy = OURS  # where a graph is not placed whole
+
+    def __init__(
+        self, bundle: Bundle, precision: str, num_threads: int = 1, gpu: Gpu = THE_GPU
+    ) -> None:
+        """StartupError as of `Gpu.open`."""
+        self._gpu = gpu
+        super().__init__(bundle, precision, num_threads)
+
+    @staticmethod
+    def clock() -> float:
+        return time.monotonic()
+
+    def run_on_all_cores(self, batch: Batch) -> Rows:
+        """The same as `run`."""
+        return self.run(batch)
+
+    def head_rows(self, output: str) -> int:
+        return HEAD_ROWS
+
+    def _open_body(self, graph: Path, num_threads: int, fits_16_bits: bool) -> Sessions:
+        session = self._gpu.open(graph, self.remedy)
+        return Sessions(session, session)
+
+    def _open_head(self, graph: Path) -> ort.InferenceSession:
+        return self._gpu.open(graph, self.remedy)
+
+    def _provider_in_words(self) -> str:
+        return f"cuda: {gpu_name()}, no TF32"
+
+
+class OwnGpuEngine(OnGpu, OwnEngine):
+    """A graph as its authors wrote it. Sequences of one length run together; all rows come back to
+    the host, which pools them."""
+
+    budgets = (1024, 2048)  # such graphs may hold scores that grow with the square of the length
+    remedy = "this graph is its authors' own: export the bundle as NAME@fp32 (int8 is for CPUs)"
+
+
+class GpuEngine(OnGpu):
+    """A graph of ours. Rows stay on the GPU and are pooled there, and only the requested values
+    come back."""
+
+    on_device = True
     budgets = (1024, 2048, 4096, 8192, 16384, 32768)
 
     def __init__(
         self, bundle: Bundle, precision: str, num_threads: int = 1, gpu: Gpu = THE_GPU
     ) -> None:
         """StartupError as of `Gpu.open`."""
-        self._gpu, self._max_positions = gpu, bundle.manifest.limits.max_positions
-        super().__init__(bundle, precision, num_threads)
+        self._max_positions = bundle.manifest.limits.max_positions
+        super().__init__(bundle, precision, num_threads, gpu)
         self.usual_pooling = bundle.manifest.pooling  # that most requests ask for
-        self._pooling = {kind: gpu.open(pooling_graph(kind)) for kind in get_args(Pooling)}
-
-    @staticmethod
-    def clock() -> float:
-        return time.monotonic()
+        kinds: tuple[RowKind, ...] = (*get_args(Pooling), *DTYPES)
+        self._pooling = {kind: gpu.open(pooling_graph(kind)) for kind in kinds}
 
     def compute(self, batch: Batch) -> "GpuRows":
         """Attention with a mask takes its fast kernel only on a grid of a multiple of WIDTH_STEP
@@ -70,7 +113,7 @@ class GpuEngine(Engine):
     def rows(self, batch: Batch, parts: Sequence[ort.OrtValue]) -> "GpuRows":
         """parts: of the batch's Rows on the GPU, each `[num_sequences, seq, ...]`, 0 at pads."""
         pool = cache(partial(self.pool, batch, parts))
-        copy_rows = cache(partial(_copy, batch, parts))
+        copy_rows = cache(partial(self._copy, batch, parts))
         return GpuRows(batch.offsets, self.usual_pooling, pool, copy_rows, 0, batch.num_tokens)
 
     def pool(
@@ -86,25 +129,29 @@ class GpuEngine(Engine):
         self._pooling[pooling].run_with_iobinding(binding)
         return [value.numpy() for value in binding.get_outputs()]
 
-    def run_on_all_cores(self, batch: Batch) -> Rows:
-        """The same as `run`."""
-        return self.run(batch)
-
-    def head_rows(self, output: str) -> int:
-        return HEAD_ROWS
+    def _copy(self, batch: Batch, parts: Sequence[ort.OrtValue], kind: RowKind) -> Rows:
+        """parts: of the batch's Rows, on the GPU, each `[num_sequences, seq, ...]` -> those that
+        the kind has, on the host, a row for each token. Pads are dropped on the GPU."""
+        graph: RowKind = kind if kind in DTYPES else "activations"
+        places = np.argwhere(np.arange(parts[0].shape()[1]) < batch.lengths[:, None])
+        arrays = list[NDArray[Any]]()
+        for index, part in enumerate(parts):
+            is_copied = index == 0 or kind == "every"
+            width = part.shape()[2] if is_copied else 0
+            array = np.empty((len(places), width), DTYPES[graph])
+            if array.size:
+                binding = self._pooling[graph].io_binding()
+                binding.bind_ortvalue_input("grid", part)
+                binding.bind_cpu_input("places", places)
+                # onnxruntime would copy what it had allocated itself once more
+                address = array.ctypes.data
+                binding.bind_output("rows", "cpu", 0, array.dtype.type, array.shape, address)
+                self._pooling[graph].run_with_iobinding(binding)
+            arrays.append(array)
+        return Rows(*arrays)
 
     def _graph(self, bundle: Bundle, precision: str) -> Path:
         return bundle.graph(precision, on_gpu=True)
-
-    def _open_body(self, graph: Path, num_threads: int, fits_16_bits: bool) -> Sessions:
-        session = self._gpu.open(graph)
-        return Sessions(session, session)
-
-    def _open_head(self, graph: Path) -> ort.InferenceSession:
-        return self._gpu.open(graph)
-
-    def _provider_in_words(self) -> str:
-        return f"cuda: {gpu_name()}, no TF32"
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +161,7 @@ class GpuRows:
     offsets: Ints  # of all sequences of the run
     usual_pooling: Pooling  # that most requests ask for
     pool_run: Callable[[Pooling], list[NDArray[Any]]]  # POOLING_OUTPUTS of the run, made once
-    copy_run: Callable[[], Rows]  # all rows of the run, copied once
+    copy_run: Callable[[RowKind], Rows]  # all rows of the run, copied once for each kind
     start: int  # in tokens, where sequences begin and end
     end: int
 
@@ -137,22 +184,20 @@ class GpuRows:
         )
         return next((name for name, finite in parts if not finite.all()), None)
 
-    def on_host(self) -> Rows:
-        return self.copy_run().span(self.start, self.end)
+    def on_host(self, kind: RowKind = "every") -> Rows:
+        return self.copy_run(kind).span(self.start, self.end)
 
     def _sequences(self) -> slice:
         return slice(*np.searchsorted(self.offsets, (self.start, self.end)).tolist())
 
 
-def _copy(batch: Batch, parts: Sequence[ort.OrtValue]) -> Rows:
-    """Parts of Rows, each `[num_sequences, seq, ...]` -> a row for each token, pads dropped."""
-    grids = [part.numpy() for part in parts]
-    real = np.arange(grids[0].shape[1]) < batch.lengths[:, None]
-    return Rows(*(grid[real] for grid in grids))
+def open_on_gpu(bundle: Bundle, precision: str, num_threads: int = 1, gpu: Gpu = THE_GPU) -> Engine:
+    """The engine of a bundle on a GPU. StartupError as of `Gpu.open`."""
+    kind = OwnGpuEngine if bundle.manifest.as_it_is else GpuEngine
+    return kind(bundle, precision, num_threads, gpu)
 
 
 def engines_for(settings: Settings) -> OpenEngine:
-    """The class of a server's engines: on a GPU if ADDNORM_PROVIDER is cuda, or auto and there is
-    one."""
+    """Opens a server's engines: on a GPU if ADDNORM_PROVIDER is cuda, or auto and there is one."""
     has_gpu = settings.provider == "auto" and THE_GPU.runs(pooling_graph("first"))
-    return GpuEngine if has_gpu or settings.provider == "cuda" else Engine
+    return open_on_gpu if has_gpu or settings.provider == "cuda" else open_engine

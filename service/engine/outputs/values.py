@@ -204,8 +204,9 @@ def _lengths(rows: Sequence[Array]) -> Ints:
 
 def _half(name: str, values: Floats) -> Array:
     with np.errstate(over="ignore"):
-        half = values.astype(np.float16)
-    beyond = np.isinf(half) & np.isfinite(values)
+        half = values.astype(np.float16, copy=False)
+    # a device has halved finite values
+    beyond = np.isinf(half) & (half is values or np.isfinite(values))
     if beyond.any():
         raise InvalidInput(
             f"{name} has the value {values[beyond][0]}, the limit of float16 is"

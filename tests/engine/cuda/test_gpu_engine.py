@@ -5,32 +5,36 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import httpx
 import numpy as np
 import onnxruntime as ort
 import pytest
 
+from addnorm.export import export_bundle
 from addnorm.export.certificate import tolerances
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine import selfcheck
-from addnorm.service.engine.batch import Batch, Floats, Rows
+from addnorm.service.engine.batch import Batch, Rows
 from addnorm.service.engine.bundle import Bundle
-from addnorm.service.engine.cuda.gpu import CUDA
-from addnorm.service.engine.cuda.gpu_engine import GpuEngine, GpuRows, engines_for
-from addnorm.service.engine.engine import Engine
+from addnorm.service.engine.cuda.gpu import CUDA, Gpu
+from addnorm.service.engine.cuda.gpu_engine import GpuEngine, GpuRows, engines_for, open_on_gpu
+from addnorm.service.engine.device.placement import CPU
+from addnorm.service.engine.engine import Engine, OpenEngine
 from addnorm.service.engine.heads import pooled
-from addnorm.service.engine.manifest import Limits, Pooling
+from addnorm.service.engine.manifest import Limits, Pooling, RowKind
 from addnorm.service.engine.model import Model, measure_rates
+from addnorm.service.engine.outputs.values import Dense
+from addnorm.service.engine.own_engine import open_engine
 from addnorm.service.engine.registry import Models
-from addnorm.service.errors import NotFinite, StartupError
-from addnorm.service.loading.loader import load, load_all
-from addnorm.service.server.wiring import build, num_workers
+from addnorm.service.errors import InvalidInput, NotFinite, StartupError
+from addnorm.service.loading.loader import load
+from addnorm.service.server.wiring import Service, build, num_workers
 from addnorm.service.settings import Settings
-from benchmarks.gpu.rehearsal import RehearsedEngine
-from tests.conftest import OWN, ExportPreset, serving
-from tests.support import web
+from benchmarks.gpu.rehearsal import RehearsedEngine, rehearse
+from tests.conftest import OWN, ExportPreset, client_of
+from tests.support.people.unrecognized import Several
 
 LENGTHS = (5, 1, 17, 3)
 POOLINGS = get_args(Pooling)
@@ -39,6 +43,14 @@ POOLINGS = get_args(Pooling)
 @pytest.fixture(scope="module")
 def bundle(export_preset: ExportPreset) -> Bundle:
     return bundles.read(export_preset("gpt") / "1")
+
+
+@pytest.fixture(scope="module")
+def as_written(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A graph as its authors wrote it, with a tensor of tokens and one of sequences."""
+    return export_bundle(
+        Several(), tmp_path_factory.mktemp("own"), "own", outputs=["rows", "first"]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +94,34 @@ def test_rows_come_to_the_host_whole(engine: Engine, on_gpu: GpuEngine) -> None:
     assert selfcheck.same_bits(span.on_host(), expected.span(start, end))
 
 
+@pytest.mark.parametrize(("kind", "dtype"), [("activations", np.float32), ("halves", np.float16)])
+def test_activations_alone_come_to_the_host_in_their_dtype(
+    kind: RowKind, dtype: type, engine: Engine, on_gpu: GpuEngine
+) -> None:
+    """Parts without numbers are not copied."""
+    batch = drawn()
+    rows, expected = on_gpu.compute(batch).on_host(kind), engine.run(batch).activations
+    assert rows.activations.dtype == dtype
+    assert rows.activations.tobytes() == expected.astype(dtype).tobytes()
+    assert rows.norm_mean.shape == rows.norm_rstd.shape == (batch.num_tokens, 0)
+
+
+def test_numbers_beyond_float16_are_rejected_by_name(on_gpu: GpuEngine) -> None:
+    values = np.full((1, 2, 4), 7e4, np.float32)
+    rows = on_gpu.rows(drawn((2,)), [ort.OrtValue.ortvalue_from_numpy(values)] * 3)
+    assert rows.not_finite() is None
+    with pytest.raises(InvalidInput, match="activations has the value inf, the limit of float16"):
+        Dense(rows.on_host("halves").activations).halved("activations")
+
+
 class NotingEngine(RehearsedEngine):
-    def __init__(self, bundle: Bundle, precision: str) -> None:
-        super().__init__(bundle, precision)
-        self.widths, self.asked = list[int](), list[Pooling]()
+    def __init__(self, bundle: Bundle, precision: str, num_threads: int = 1) -> None:
+        super().__init__(bundle, precision, num_threads)
+        self.widths, self.asked, self.copied = list[int](), list[Pooling](), list[RowKind]()
+
+    def _copy(self, batch: Batch, parts: Any, kind: RowKind) -> Rows:
+        self.copied.append(kind)
+        return super()._copy(batch, parts, kind)
 
     def rows(self, batch: Batch, parts: Any) -> GpuRows:
         self.widths.append(parts[0].shape()[1])
@@ -156,37 +192,111 @@ def test_a_vector_that_is_not_finite_names_its_sequence(on_gpu: GpuEngine) -> No
 
 
 @pytest.fixture(scope="module")
-def clients(small: Path, bundle: Bundle) -> Iterator[tuple[httpx.Client, httpx.Client]]:
+def clients(
+    bundle: Bundle, as_written: Bundle, task_bundles: Path, multi_vector_bundles: Path
+) -> Iterator[tuple[httpx.Client, httpx.Client]]:
     """Clients of a server whose rows lie on the host, and of one whose rows lie on a GPU."""
-    settings = Settings(**OWN)
-    model = load(bundle, settings, engines=lambda _: RehearsedEngine)
-    with (
-        serving(build(load_all(small, settings), settings)) as host,
-        serving(build(Models([model]), settings)) as gpu,
-        web.client(base_url=host) as first,
-        web.client(base_url=gpu) as second,
-    ):
+    paths = [task_bundles / "classifier", task_bundles / "tagger", multi_vector_bundles / "colbert"]
+    served = [bundle, as_written, *(bundles.read(path / "1") for path in paths)]
+    host, gpu = (service_of(kind, *served) for kind in (open_engine, rehearse))
+    with client_of(host) as first, client_of(gpu) as second:
         yield first, second
 
 
-@pytest.mark.parametrize("outputs", [["pooled"], ["activations", "norm_stats"], ["logits"]])
+def service_of(open_engine: OpenEngine, *served: Bundle, cache_bytes: int = 0) -> Service:
+    models = [Model(one, token_budget=256, open_engine=open_engine) for one in served]
+    return build(Models(models), Settings(**{**OWN, "cache_bytes": cache_bytes}))
+
+
+GRID = {
+    "input_ids": [[1, 3, 4, 0], [5, 2, 0, 0], [0, 0, 0, 0]],
+    "attention_mask": [[1, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]],
+}
+LONG = "the same text , padding costs nothing . " * 20
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("infer", {"model": "gpt", **GRID, "outputs": ["pooled"]}),
+        ("infer", {"model": "gpt", **GRID, "outputs": ["activations", "norm_stats"]}),
+        ("infer", {"model": "gpt", **GRID, "outputs": ["logits"]}),
+        ("infer", {"model": "gpt", "input_ids": [[1, 3, 4]], "spans": [[[0, 2]]],
+                   "outputs": ["pooled"]}),
+        ("infer", {"model": "own", **GRID}),
+        ("classify", {"model": "classifier", "texts": [LONG, "a"], "windows": {"overlap": 8}}),
+        ("tag", {"model": "tagger", "texts": [LONG, "a"], "windows": {"overlap": 8}}),
+        ("infer", {"model": "colbert", "texts": ["the text", "a"], "input_type": "document",
+                   "outputs": ["token_vectors"]}),
+        ("rerank", {"model": "colbert", "query": "the text", "documents": ["a text", "nothing"]}),
+    ],
+)  # fmt: skip
 def test_a_server_answers_from_a_gpu(
-    outputs: list[str], clients: tuple[httpx.Client, httpx.Client]
+    path: str, body: dict[str, Any], clients: tuple[httpx.Client, httpx.Client]
 ) -> None:
-    body = {
-        "model": "gpt",
-        "input_ids": [[1, 3, 4, 0], [5, 2, 0, 0], [0, 0, 0, 0]],
-        "attention_mask": [[1, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]],
-        "outputs": outputs,
-    }
-    on_host, on_gpu = (client.post("/v1/infer", json=body).json() for client in clients)
-    for output in outputs:
-        for one, other in zip(arrays(on_host[output]), arrays(on_gpu[output]), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+    on_host, on_gpu = (client.post(f"/v1/{path}", json=body) for client in clients)
+    assert on_host.status_code == 200, on_host.text
+    assert_close(on_gpu.json(), on_host.json())
 
 
-def arrays(value: Any) -> list[Floats]:
-    return [np.array(part) for part in (value.values() if isinstance(value, dict) else [value])]
+def test_an_answer_copies_what_it_needs(
+    bundle: Bundle, clients: tuple[httpx.Client, httpx.Client]
+) -> None:
+    """The same bits as on the host, also beside a sequence of which the cache holds more."""
+    service = service_of(NotingEngine, bundle, cache_bytes=2**20)
+    (model,) = service.models.all()
+    copied = cast(NotingEngine, model.engine(None)).copied
+    with client_of(service) as client:
+        for token, (options, kinds) in enumerate([
+            ({"outputs": ["activations"]}, ["activations"]),
+            ({"outputs": ["activations"], "dtype": "float16"}, ["halves"]),
+            ({"outputs": ["activations", "pooled"], "dtype": "float16"}, ["every"]),
+            ({"outputs": ["activations", "norm_stats"]}, ["every"]),
+            ({"outputs": ["pooled"]}, []),
+        ]):  # fmt: skip
+            body = {"model": "gpt", "input_ids": [[token, 3, 4], [5, token]], **options}
+            expected = clients[0].post("/v1/infer", json=body).json()
+            every = {**body, "input_ids": [[token, 3, 4]], "outputs": ["norm_stats"]}
+            assert client.post("/v1/infer", json=every).status_code == 200
+            copied.clear()
+            assert_close(client.post("/v1/infer", json=body).json(), expected)
+            assert copied == kinds
+
+
+def assert_close(value: Any, expected: Any) -> None:
+    """The same JSON, apart from rounding."""
+    if isinstance(expected, dict):
+        assert value.keys() == expected.keys()
+        for key in expected.keys() - {"id"}:
+            assert_close(value[key], expected[key])
+    elif isinstance(expected, list):
+        assert len(value) == len(expected)
+        for pair in zip(value, expected, strict=True):
+            assert_close(*pair)
+    elif isinstance(expected, float):
+        assert value == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    else:
+        assert value == expected
+
+
+def test_a_graph_as_its_authors_wrote_it_is_placed_whole_or_refused(as_written: Bundle) -> None:
+    """The message names it, and says what to do."""
+
+    def placed(operator: str, provider: str) -> SimpleNamespace:
+        node = SimpleNamespace(domain="", op_type=operator, name="")
+        return SimpleNamespace(ep_name=provider, get_nodes=lambda: [node])
+
+    session = SimpleNamespace(
+        get_providers=lambda: [CUDA, CPU],
+        get_provider_graph_assignment_info=lambda: [placed("Gemm", CUDA), placed("TopK", CPU)],
+    )
+    gpu = Gpu(new_session=lambda *_, **__: session, providers=lambda: [CUDA, CPU])
+    words = (
+        r"own/1/model\.onnx: .* no GPU kernels for 1 x TopK, .*: this graph is its authors' own:"
+        r" export the bundle as NAME@fp32 .*, or set ADDNORM_PROVIDER=cpu$"
+    )
+    with pytest.raises(StartupError, match=words):
+        open_on_gpu(as_written, "fp32", gpu=gpu)
 
 
 @pytest.mark.parametrize(("wanted", "worker_threads", "num"), [(99, 0, 99), (99, 5, 5), (0, 7, 7)])
@@ -239,12 +349,13 @@ def test_the_fingerprint_names_the_gpu(bundle: Bundle, engine: Engine, on_gpu: G
 
 
 @pytest.mark.skipif(CUDA in ort.get_available_providers(), reason="there is CUDA")
-def test_a_server_takes_a_gpu_as_its_settings_say(bundle: Bundle) -> None:
+def test_a_server_takes_a_gpu_as_its_settings_say(bundle: Bundle, as_written: Bundle) -> None:
     """Without CUDA: cuda is refused where a graph is opened, auto takes the CPU."""
-    assert engines_for(Settings()) is Engine
-    assert engines_for(Settings(provider="auto")) is Engine
-    with pytest.raises(StartupError, match="cuda is requested, but this onnxruntime has no CUDA"):
-        load(bundle, Settings(provider="cuda"))
+    assert engines_for(Settings()) is open_engine
+    assert engines_for(Settings(provider="auto")) is open_engine
+    for graph in (bundle, as_written):
+        with pytest.raises(StartupError, match="cuda is requested, but this onnxruntime has no"):
+            load(graph, Settings(provider="cuda"))
 
 
 @pytest.mark.cuda

@@ -9,10 +9,12 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from addnorm.export import command, sources
+from addnorm.export import command, export_bundle, sources
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.cuda.on_gpu import measure
+from addnorm.export.opening import InMemory
 from addnorm.export.verifying import certify_again
+from addnorm.export.wishes import NO_WISHES, UsageError
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.batch import AnyRows, Batch
 from addnorm.service.engine.bundle import CERTIFICATE, Bundle
@@ -22,7 +24,8 @@ from addnorm.service.engine.engine import OpenEngine
 from addnorm.service.errors import StartupError
 from addnorm.service.loading import loader
 from addnorm.service.settings import Settings
-from benchmarks.gpu.rehearsal import RehearsedEngine
+from benchmarks.gpu.rehearsal import RehearsedEngine, RehearsedOwnEngine
+from tests.support.people.unrecognized import Gated, Normalized
 
 STEP = np.float32(2**-10)
 Section = dict[str, Any]
@@ -127,6 +130,32 @@ def test_verify_adds_the_section_and_keeps_the_rest(copy: Path) -> None:
     assert after.pop("cuda")["holds"]["fp32"]["bits"] == "equal"
     assert after == before
     assert bundles.read(copy).certificate
+
+
+def test_a_graph_as_its_authors_wrote_it_is_compared_too(tmp_path: Path) -> None:
+    bundle = export_bundle(Gated(), tmp_path, "own")
+
+    class Farther(RehearsedOwnEngine):
+        def compute(self, batch: Batch) -> AnyRows:
+            rows = super().compute(batch).on_host()
+            return rows._replace(activations=rows.activations + 7e-4)
+
+    with InMemory(Gated()).as_written(NO_WISHES) as reference:
+        with pytest.raises(CertificationError, match=r"answer differs from Gated's by 0\.0007"):
+            certify_again(bundle, reference, "cuda", Farther)
+        certify_again(bundle, reference, "cuda", RehearsedOwnEngine)
+    with (
+        InMemory(Normalized()).as_written(NO_WISHES) as other,
+        pytest.raises(UsageError, match="was exported from"),
+    ):
+        certify_again(bundle, other, "cuda", RehearsedOwnEngine)
+    after = bundles.read(bundle.path).certificate or {}
+    gpu_section = after.pop("cuda")
+    assert after == bundle.certificate
+    assert gpu_section["holds"]["fp32"]["bits"] == "equal"
+    cases = {check["case"]: check for check in gpu_section["checks"]}
+    assert {"1 tokens", "ragged", "pads holes"} <= cases.keys()
+    assert [entry["case"] for entry in gpu_section["bits"]] == ["200 drawn batches"]
 
 
 def test_verify_on_a_cpu_keeps_the_section(copy: Path) -> None:
