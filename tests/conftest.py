@@ -232,6 +232,11 @@ def inference_of(root: Root, tracer: Tracer | None = None, **changed: Any) -> Se
     return build(load_all(root, settings), settings, tracer)
 
 
+def service_of(models: Models, **changed: Any) -> Service:
+    """Of models that are loaded, which other services may have too."""
+    return build(models, Settings(**{**OWN, **changed}))
+
+
 @pytest.fixture(scope="session")
 def small(export_preset: ExportPreset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The two smallest presets only, so that a server of one's own starts soon."""
@@ -254,7 +259,7 @@ def serve(few: Models) -> Serve:
     def serve(
         connection: type[Connection] = Connection, **changed: Any
     ) -> AbstractContextManager[str]:
-        return serving(build(few, Settings(**{**OWN, **changed})), connection)
+        return serving(service_of(few, **changed), connection)
 
     return serve
 
@@ -341,8 +346,13 @@ def three_kinds_bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def task_url(task_bundles: Path) -> Iterator[str]:
-    with serving(inference_of(task_bundles, default_models=DEFAULTS)) as url:
+def tasks(task_bundles: Path) -> Models:
+    return load_all(task_bundles, Settings(**OWN, default_models=DEFAULTS))
+
+
+@pytest.fixture(scope="session")
+def task_url(tasks: Models) -> Iterator[str]:
+    with serving(service_of(tasks)) as url:
         yield url
 
 

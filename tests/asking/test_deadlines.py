@@ -22,9 +22,7 @@ from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.outputs import Activations, Logits, Output, TopLogits, Value
 from addnorm.service.engine.registry import Models
 from addnorm.service.errors import ClientGone, Expired, Overloaded
-from addnorm.service.server.wiring import build
-from addnorm.service.settings import Settings
-from tests.conftest import Serve
+from tests.conftest import Serve, service_of
 from tests.support import web
 from tests.support.asks import ask_for
 from tests.support.metrics import samples
@@ -191,7 +189,7 @@ def test_the_deadline_is_looked_at_in_every_stage(few: Models, stage: str) -> No
     def encode(ask: Ask) -> str:
         return slowly(1 if stage == "in the queue" else 1000, [])
 
-    inference = build(few, Settings(worker_threads=1, cache_bytes=0))
+    inference = service_of(few, worker_threads=1)
     timeout_s, arrived = {
         "before": (1.0, time.monotonic() - 2), "in the queue": (1e-4, time.monotonic()),
         "while writing": (0.2, time.monotonic()),
@@ -204,7 +202,7 @@ def test_the_deadline_is_looked_at_in_every_stage(few: Models, stage: str) -> No
 
 def test_answers_under_way_are_counted_on(few: Models) -> None:
     """What others' answers take is a reason to come back later; what one's own takes is not."""
-    inference = build(few, Settings(worker_threads=1, cache_bytes=0))
+    inference = service_of(few, worker_threads=1)
     query = one(few)
     cost = inference.answers.costs["a"]
     cost.making(query).add(3, 0.6, is_done=True)

@@ -19,10 +19,8 @@ from addnorm.service.engine.manifest import Task
 from addnorm.service.engine.registry import Models, Selection
 from addnorm.service.engine.target import Run, Target
 from addnorm.service.errors import NotFinite, RunTimedOut, ServiceError
-from addnorm.service.server.wiring import build
-from addnorm.service.settings import Settings
 from addnorm.service.wire.telemetry.metrics import Metrics
-from tests.conftest import OWN, client_of, inference_of, serving
+from tests.conftest import client_of, inference_of, service_of, serving
 from tests.support import web
 from tests.support.metrics import value
 from tests.support.scheduling import ask_of, batch, echo, gate_of, of_lengths, submit_to, values
@@ -370,7 +368,7 @@ def test_the_traceback_of_an_error_of_ours_names_its_request(
             raise TypeError("a mistake of ours")
 
     with (
-        serving(build(Broken(few.all()), Settings(**OWN))) as url,
+        serving(service_of(Broken(few.all()))) as url,
         web.client(base_url=url, headers={"x-request-id": "the-one"}) as client,
     ):
         answer = client.post("/v1/infer", json={"input_ids": [[1]]})

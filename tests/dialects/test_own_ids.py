@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,7 +9,8 @@ import openai
 import pytest
 import tiktoken
 
-from tests.conftest import client_of, inference_of
+from addnorm.service.engine.registry import Models
+from tests.conftest import client_of, service_of
 from tests.support import web
 from tests.support.texts import TEXT_MODEL, ids_of
 
@@ -63,9 +63,8 @@ def test_ids_are_rejected_where_the_tokenizer_marks_no_ends(task_client: httpx.C
 
 
 @pytest.fixture(scope="module")
-def trusting(task_bundles: Path) -> Iterator[httpx.Client]:
-    service = inference_of(task_bundles, default_models={"embed": "embedder"}, trust_token_ids=True)
-    with client_of(service) as client:
+def trusting(tasks: Models) -> Iterator[httpx.Client]:
+    with client_of(service_of(tasks, trust_token_ids=True)) as client:
         yield client
 
 

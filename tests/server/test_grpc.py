@@ -32,9 +32,8 @@ from addnorm.service.server.connection import SILENT_S
 from addnorm.service.server.grpc.grpc_calls import GrpcCalls
 from addnorm.service.server.grpc.grpc_listener import PING_MS
 from addnorm.service.server.process import Server
-from addnorm.service.server.wiring import Service, build
-from addnorm.service.settings import Settings
-from tests.conftest import OWN
+from addnorm.service.server.wiring import Service
+from tests.conftest import service_of
 from tests.support import web
 from tests.support.grpc_client import ALONE, GrpcClient, calling, refusal
 from tests.support.metrics import value
@@ -367,7 +366,7 @@ def test_slow_callers_and_faults_end_in_words(few: Models) -> None:
     async def fails(parts: Any, receive: Any, call: Any) -> Answer:
         raise ZeroDivisionError
 
-    service = build(few, Settings(**{**OWN, "body_timeout_s": 0.01, "send_timeout_s": 0.02}))
+    service = service_of(few, body_timeout_s=0.01, send_timeout_s=0.02)
     for sends, answer, status in (
         (False, echo, ("DEADLINE_EXCEEDED", "the message did not arrive within 0.01 s")),
         (True, echo, ("CANCELLED", "the answer was not read within 0.02 s")),
@@ -420,7 +419,7 @@ def test_messages_are_small_but_for_inferences(few: Models) -> None:
 
 def test_probes_without_a_message_keep_nobody_out(few: Models) -> None:
     """One message is received at a time: the others are asked nothing, and told of the server."""
-    service = build(few, Settings(**OWN, api_keys=SecretStr(f"asker infer {KEY}")))
+    service = service_of(few, api_keys=SecretStr(f"asker infer {KEY}"))
     calls = replace(service.grpc.calls, probe_s=0.1)
 
     async def run() -> None:
@@ -440,7 +439,7 @@ def test_probes_without_a_message_keep_nobody_out(few: Models) -> None:
 def test_a_message_that_is_slow_counts_as_the_largest_until_it_comes(few: Models) -> None:
     keys = SecretStr(f"asker infer {KEY};other infer {OTHER}")
     limits = {"max_body_bytes": 1000, "max_pending_body_bytes": 10_000}
-    service = build(few, Settings(**{**OWN, **limits, "api_keys": keys}))
+    service = service_of(few, **limits, api_keys=keys)
     calls, total = replace(service.grpc.calls, quick_s=0.0), service.gate.total
 
     async def run() -> None:
@@ -467,7 +466,7 @@ def test_a_message_that_is_slow_counts_as_the_largest_until_it_comes(few: Models
 
 def test_a_key_leaves_calls_to_others(few: Models) -> None:
     keys = SecretStr(f"asker infer {KEY};other infer {OTHER}")
-    service = build(few, Settings(**OWN, api_keys=keys, max_connections=20))
+    service = service_of(few, api_keys=keys, max_connections=20)
     # on a busy machine the turns of `asked` take longer than a quick message
     calls = replace(service.grpc.calls, quick_s=3600.0)
 
@@ -509,7 +508,7 @@ class Gone(Slow):
 def test_a_caller_that_has_left_leaves_no_traceback(
     few: Models, caplog: pytest.LogCaptureFixture
 ) -> None:
-    service = build(few, Settings(**OWN))
+    service = service_of(few)
     caller = Gone(sends=True)
     asyncio.run(service.grpc.calls.answer(GrpcMethod(INFER, echo), caller))
     assert caller.told == ("CANCELLED", "the call ended before the answer")
@@ -521,7 +520,7 @@ def test_a_call_that_ends_while_it_is_answered_leaves_no_traceback(
     few: Models, caplog: pytest.LogCaptureFixture
 ) -> None:
     """grpcio's own task for the call fails then."""
-    service = build(few, Settings(**{**OWN, "grpc_port": 0}))
+    service = service_of(few, grpc_port=0)
 
     async def ends(error: Exception) -> None:
         raise error
@@ -541,7 +540,7 @@ def test_a_call_that_ends_while_it_is_answered_leaves_no_traceback(
 
 
 def test_who_is_not_let_in_is_told_before_the_message_is_read(few: Models) -> None:
-    service = build(few, Settings(**OWN, api_keys=SecretStr(f"asker infer {KEY}")))
+    service = service_of(few, api_keys=SecretStr(f"asker infer {KEY}"))
     method = method_of("ModelInfer")
     assert told_to(Slow(sends=False), service, method.answer)[0] == "UNAUTHENTICATED"
     service.close()
@@ -574,7 +573,7 @@ def test_it_speaks_tls_with_the_certificate_of_https(
 
 
 def test_a_signal_lets_calls_end_those_under_way_and_new_ones(few: Models) -> None:
-    service = build(few, Settings(**{**OWN, "grpc_port": 0, "worker_threads": 1}))
+    service = service_of(few, grpc_port=0, worker_threads=1)
     server = Server(service)
     thread = threading.Thread(target=server.run)
     thread.start()

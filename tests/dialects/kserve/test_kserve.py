@@ -14,9 +14,7 @@ from addnorm.model.presets import PRESETS
 from addnorm.service.engine.batch import Batch, Rows
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.registry import Models
-from addnorm.service.server.wiring import build
-from addnorm.service.settings import Settings
-from tests.conftest import OWN, Ask, inference_of, serving
+from tests.conftest import Ask, inference_of, service_of, serving
 from tests.support import web
 
 
@@ -130,7 +128,7 @@ def test_draining_and_faults_of_ours_say_error(
     few: Models, caplog: pytest.LogCaptureFixture
 ) -> None:
     models = Broken(few.all())
-    inference = build(models, Settings(**OWN))
+    inference = service_of(models)
 
     async def answers() -> list[httpx.Response]:
         transport = httpx.ASGITransport(inference.app)

@@ -58,8 +58,8 @@ class Async:
 
 
 @pytest.fixture(scope="module")
-def repository(bundles: Path) -> Iterator[str]:
-    with serving(inference_of(bundles, admin=True)) as url:
+def repository(small: Path) -> Iterator[str]:
+    with serving(inference_of(small, admin=True)) as url:
         yield url
 
 
@@ -158,18 +158,18 @@ def test_it_reads_statistics(triton: Call) -> None:
     assert after["inference_count"] == before["inference_count"] + len(IDS)
     counts = [one["inference_stats"]["success"]["count"] for one in (before, after)]
     assert counts[1] == counts[0] + 1
-    assert len(triton("get_inference_statistics")["model_stats"]) == 5
+    assert len(triton("get_inference_statistics")["model_stats"]) == 2
 
 
 def test_it_loads_and_unloads(triton: Call) -> None:
     states = {model["name"]: model["state"] for model in triton("get_model_repository_index")}
     assert set(states.values()) == {"READY"}
-    triton("unload_model", "postnorm")
-    assert not triton("is_model_ready", "postnorm")
+    triton("unload_model", "notebook")
+    assert not triton("is_model_ready", "notebook")
     states = {model["name"]: model["state"] for model in triton("get_model_repository_index")}
-    assert states["postnorm"] == "UNAVAILABLE"
-    triton("load_model", "postnorm")
-    assert triton("is_model_ready", "postnorm")
+    assert states["notebook"] == "UNAVAILABLE"
+    triton("load_model", "notebook")
+    assert triton("is_model_ready", "notebook")
 
 
 def refused(call: Callable[[], Any]) -> tuple[str | None, str]:
