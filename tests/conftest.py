@@ -296,8 +296,13 @@ def text_bundles(
 
 
 @pytest.fixture(scope="session")
-def text_url(text_bundles: Path) -> Iterator[str]:
-    with serving(inference_of(text_bundles)) as url:
+def text_models(text_bundles: Path) -> Models:
+    return load_all(text_bundles, Settings(**OWN))
+
+
+@pytest.fixture(scope="session")
+def text_url(text_models: Models) -> Iterator[str]:
+    with serving(service_of(text_models)) as url:
         yield url
 
 

@@ -1,6 +1,5 @@
 """OpenAI's own SDK and LangChain, as they come from the registry, against /v1."""
 
-import base64
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 from openai import OpenAI
 
 from tests.conftest import ExportPreset, inference_of, serving
-from tests.support import web
 from tests.support.texts import D_MODEL, LONG, MAX_TEXT_TOKENS, TEXT_MODEL, ids_of
 from tests.support.waiting import eventually, runs_held_up
 
@@ -54,16 +52,6 @@ def test_embeddings_have_the_native_routes_bits(
     places = [(entry.object, entry.index) for entry in answer.data]
     assert places == [("embedding", index) for index in range(len(places))]
     assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(map(len, IDS[first:]))
-
-
-def test_base64_on_the_wire_is_little_endian_float32(
-    text_client: httpx.Client, expected: Any
-) -> None:
-    body = {"model": TEXT_MODEL, "input": TEXTS, "encoding_format": "base64"}
-    data = text_client.post("/v1/embeddings", json=body).json()["data"]
-    assert [base64.b64decode(entry["embedding"]) for entry in data] == [
-        row.astype("<f4").tobytes() for row in expected
-    ]
 
 
 @pytest.mark.parametrize("dimensions", [1, 5, D_MODEL])
@@ -129,13 +117,3 @@ def test_a_full_queue_is_the_sdks_rate_limit_error_and_its_own_retries_get_throu
         go.set()
         assert {future.result() for future in futures} == {"encoder", "queue_full"}
         assert set(callers.map(ask, [sdk.with_options(max_retries=20)] * 3)) == {"encoder"}
-
-
-def test_langchain_gets_the_same_vectors(text_url: str, expected: Any) -> None:
-    from langchain_openai import OpenAIEmbeddings  # takes each process that collects a second
-
-    options = {"base_url": f"{text_url}/v1", "api_key": "none", "check_embedding_ctx_length": False}
-    with web.client() as client:  # its own would stay open
-        langchain = OpenAIEmbeddings(model=TEXT_MODEL, http_client=client, **options)
-        got = langchain.embed_documents(TEXTS)
-    np.testing.assert_array_equal(np.array(got, np.float32), expected)

@@ -93,7 +93,7 @@ def test_routes_whose_callers_know_the_vocabulary_take_all_ids(
     assert task_client.post(path, json=body).status_code == 200
 
 
-def test_langchain_with_its_defaults_is_told_what_to_set(
+def test_langchain_with_its_defaults_is_told_what_to_set_and_has_then_the_vectors(
     text_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its defaults are OpenAI's vocabulary, here one of bytes whose ids the model has too."""
@@ -119,6 +119,11 @@ def test_langchain_with_its_defaults_is_told_what_to_set(
                     openai.BadRequestError, match="check_embedding_ctx_length=False"
                 ):
                     ask(text)
+        told = OpenAIEmbeddings(
+            model=TEXT_MODEL, http_client=client, check_embedding_ctx_length=False, **about
+        )
+        answer = client.post(f"{text_url}/v1/embeddings", json={"input": TEXTS}).json()
+        assert told.embed_documents(TEXTS) == [entry["embedding"] for entry in answer["data"]]
 
 
 # whose callers know the model's vocabulary

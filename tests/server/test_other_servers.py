@@ -156,8 +156,7 @@ def test_who_leaves_within_the_body_is_noticed(limited: Service) -> None:
 def test_no_task_outlives_its_request(limited: Service) -> None:
     async def one() -> None:
         await Call(GOOD).run(limited)
-        await asyncio.sleep(0)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
+        await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
 
     asyncio.run(one())
 

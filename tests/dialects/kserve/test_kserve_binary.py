@@ -127,21 +127,6 @@ def test_the_header_decides_and_no_content_type(
     assert post(client, body([whole], b""), **{"content-type": media_type}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("coding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)]
-)
-def test_the_header_counts_bytes_before_compression(
-    client: httpx.Client, expected: dict[str, np.ndarray], coding: str, compress: Any
-) -> None:
-    parts = good(parameters={"binary_data_output": True})
-    headers = {LENGTH: str(len(parts[0])), "content-encoding": coding, "accept-encoding": coding}
-    answer = client.post(
-        "/v2/models/notebook/infer", content=compress(b"".join(parts)), headers=headers
-    )
-    assert answer.headers["content-encoding"] == coding
-    assert_equal(tensors(answer), expected)
-
-
 def in_members(content: bytes) -> bytes:
     size = 1 + len(content) // 20
     return b"".join(gzip.compress(content[at : at + size]) for at in range(0, len(content), size))
