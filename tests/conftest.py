@@ -62,7 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cache-requests", type=int, default=400, help="compared with the cache")
     parser.addoption("--cache-examples", type=int, default=12, help="of orders of events")
     parser.addoption("--queue-steps", type=int, default=2000, help="of events in the queue")
-    parser.addoption("--fuzz-s", type=int, default=8, help="seconds that requests are made up for")
+    parser.addoption("--fuzz-s", type=int, default=5, help="seconds that requests are made up for")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -10,7 +10,8 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.conftest import ExportPreset, inference_of, serving
+from addnorm.service.engine.registry import Models
+from tests.conftest import service_of, serving
 from tests.support.texts import D_MODEL, LONG, MAX_TEXT_TOKENS, TEXT_MODEL, ids_of
 from tests.support.waiting import eventually, runs_held_up
 
@@ -91,20 +92,19 @@ def test_models_are_listed_and_retrieved(sdk: OpenAI) -> None:
 
 
 def test_a_full_queue_is_the_sdks_rate_limit_error_and_its_own_retries_get_through(
-    export_preset: ExportPreset,
+    few: Models,
 ) -> None:
     long = [[7] * 500] * 2
-    service = inference_of((export_preset("encoder"),), max_queue_tokens=1000, worker_threads=1)
     with (
-        serving(service) as url,
+        serving(service_of(few, max_queue_tokens=1000, worker_threads=1)) as url,
         OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as sdk,
-        runs_held_up(service.models, "encoder") as go,
+        runs_held_up(few, "gpt") as go,
         ThreadPoolExecutor(12) as callers,
     ):
 
         def ask(patient: OpenAI) -> str:
             try:
-                return patient.embeddings.create(model="encoder", input=long).model
+                return patient.embeddings.create(model="gpt", input=long).model
             except openai.RateLimitError as error:
                 return (
                     str(error.code)
@@ -115,5 +115,5 @@ def test_a_full_queue_is_the_sdks_rate_limit_error_and_its_own_retries_get_throu
         futures = [callers.submit(ask, sdk) for _ in range(12)]
         assert eventually(lambda: any(future.done() for future in futures))  # it did not wait
         go.set()
-        assert {future.result() for future in futures} == {"encoder", "queue_full"}
-        assert set(callers.map(ask, [sdk.with_options(max_retries=20)] * 3)) == {"encoder"}
+        assert {future.result() for future in futures} == {"gpt", "queue_full"}
+        assert set(callers.map(ask, [sdk.with_options(max_retries=20)] * 3)) == {"gpt"}

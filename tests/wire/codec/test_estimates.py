@@ -24,7 +24,7 @@ from addnorm.service.wire.serving import decode
 from tests.conftest import service_of
 from tests.support.waiting import PATIENCE_S
 
-NUM = 2000  # of texts, where they are short
+NUM = 1000  # of texts, where they are short
 PIECE_BYTES = 6 * PIECE_BYTES  # held while a piece is written, however long the answer is
 HELD = 1.3  # times what was estimated
 SENT = 3.0  # times what is sent, at most estimated

@@ -98,7 +98,7 @@ def test_json_of_what_is_made_while_it_is_written_is_the_same(num_bytes: int) ->
 
 def test_of_what_is_made_while_it_is_written_only_the_json_is_held() -> None:
     """Numbers of Python take several times their JSON."""
-    rows = ({"values": [float(n)] * 1000} for n in range(1000))
+    rows = ({"values": [float(n)] * 1000} for n in range(400))
     tracemalloc.start()
     try:
         parts = written(rows, 10 * PIECE_BYTES)
