@@ -233,7 +233,7 @@ def inference_of(root: Root, tracer: Tracer | None = None, **changed: Any) -> Se
 
 
 def service_of(models: Models, **changed: Any) -> Service:
-    """Of models that are loaded, which other services may have too."""
+    """Serves models that are loaded, which other services may have too."""
     return build(models, Settings(**{**OWN, **changed}))
 
 
