@@ -62,7 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cache-requests", type=int, default=400, help="compared with the cache")
     parser.addoption("--cache-examples", type=int, default=12, help="of orders of events")
     parser.addoption("--queue-steps", type=int, default=2000, help="of events in the queue")
-    parser.addoption("--fuzz-s", type=int, default=8, help="seconds that requests are made up for")
+    parser.addoption("--fuzz-s", type=int, default=5, help="seconds that requests are made up for")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -232,6 +232,11 @@ def inference_of(root: Root, tracer: Tracer | None = None, **changed: Any) -> Se
     return build(load_all(root, settings), settings, tracer)
 
 
+def service_of(models: Models, **changed: Any) -> Service:
+    """Serves models that are loaded, which other services may have too."""
+    return build(models, Settings(**{**OWN, **changed}))
+
+
 @pytest.fixture(scope="session")
 def small(export_preset: ExportPreset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The two smallest presets only, so that a server of one's own starts soon."""
@@ -254,7 +259,7 @@ def serve(few: Models) -> Serve:
     def serve(
         connection: type[Connection] = Connection, **changed: Any
     ) -> AbstractContextManager[str]:
-        return serving(build(few, Settings(**{**OWN, **changed})), connection)
+        return serving(service_of(few, **changed), connection)
 
     return serve
 
@@ -291,8 +296,13 @@ def text_bundles(
 
 
 @pytest.fixture(scope="session")
-def text_url(text_bundles: Path) -> Iterator[str]:
-    with serving(inference_of(text_bundles)) as url:
+def text_models(text_bundles: Path) -> Models:
+    return load_all(text_bundles, Settings(**OWN))
+
+
+@pytest.fixture(scope="session")
+def text_url(text_models: Models) -> Iterator[str]:
+    with serving(service_of(text_models)) as url:
         yield url
 
 
@@ -341,8 +351,13 @@ def three_kinds_bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def task_url(task_bundles: Path) -> Iterator[str]:
-    with serving(inference_of(task_bundles, default_models=DEFAULTS)) as url:
+def tasks(task_bundles: Path) -> Models:
+    return load_all(task_bundles, Settings(**OWN, default_models=DEFAULTS))
+
+
+@pytest.fixture(scope="session")
+def task_url(tasks: Models) -> Iterator[str]:
+    with serving(service_of(tasks)) as url:
         yield url
 
 

@@ -18,8 +18,9 @@ from addnorm.service.engine.outputs import Activations, Output, Pooled
 from addnorm.service.engine.registry import Models
 from addnorm.service.errors import ClientGone, DeadlineNotMet, InvalidInput
 from addnorm.service.loading.loader import load_all
-from addnorm.service.server.wiring import Service, build
+from addnorm.service.server.wiring import Service
 from addnorm.service.settings import Settings
+from tests.conftest import service_of
 from tests.support.asks import ask_for
 from tests.support.waiting import eventually, runs_held_up, until
 
@@ -46,7 +47,7 @@ def target(models: Models) -> Iterator[Any]:
 def service(models: Models, **changed: Any) -> Iterator[Service]:
     """One that takes more than 64 tokens for a bulk request."""
     changed = {"worker_threads": 2, "max_queue_tokens": 64, "cache_bytes": 0, **changed}
-    made = build(models, Settings(**changed))
+    made = service_of(models, **changed)
     try:
         yield made
     finally:

@@ -43,9 +43,8 @@ from addnorm.service.engine.outputs import (
 )
 from addnorm.service.engine.registry import Models
 from addnorm.service.errors import ClientGone, Expired, NotFinite, Overloaded
-from addnorm.service.server.wiring import Service, build
-from addnorm.service.settings import Settings
-from tests.conftest import OWN
+from addnorm.service.server.wiring import Service
+from tests.conftest import service_of
 from tests.support.asks import ask_for
 from tests.support.metrics import total
 from tests.support.waiting import PATIENCE_S, eventually
@@ -318,9 +317,7 @@ def _changed(bundle: Bundle, place: Path) -> Bundle:
 @pytest.fixture(scope="module", params=[64 * 2**20, 3000, 1])
 def world(variants: list[Bundle], request: pytest.FixtureRequest) -> Iterator[World]:
     """A world with a cache that holds all, a few, or none."""
-    cached, plain = (
-        build(Models([]), Settings(**{**OWN, "cache_bytes": size})) for size in (request.param, 0)
-    )
+    cached, plain = (service_of(Models([]), cache_bytes=size) for size in (request.param, 0))
     world = World(variants, cached, plain)
     yield world
     world.loop.call_soon_threadsafe(world.loop.stop)

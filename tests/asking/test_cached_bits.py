@@ -20,9 +20,8 @@ from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.registry import Models
 from addnorm.service.loading import folders
-from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
-from tests.conftest import OWN, client_of
+from tests.conftest import client_of, service_of
 from tests.support.metrics import total
 from tests.support.mixed_requests import Sent, requests
 
@@ -74,7 +73,7 @@ def models(
 
 @contextmanager
 def server(models: Models, cache_bytes: int) -> Iterator[Server]:
-    service = build(models, Settings(**{**OWN, "cache_bytes": cache_bytes}))
+    service = service_of(models, cache_bytes=cache_bytes)
     with (
         client_of(service) as client,
         ThreadPoolExecutor(CALLERS) as callers,

@@ -21,10 +21,8 @@ from addnorm.service.asking.turns import Turns
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.outputs import Activations, Logits, Output, TopLogits, Value
 from addnorm.service.engine.registry import Models
-from addnorm.service.errors import ClientGone, Expired, Overloaded
-from addnorm.service.server.wiring import build
-from addnorm.service.settings import Settings
-from tests.conftest import Serve
+from addnorm.service.errors import Expired, Overloaded
+from tests.conftest import Serve, service_of
 from tests.support import web
 from tests.support.asks import ask_for
 from tests.support.metrics import samples
@@ -132,19 +130,6 @@ def test_work_ends_with_the_piece_in_which_the_deadline_passes() -> None:
     assert done == list(range(6))
 
 
-def test_work_ends_when_the_caller_leaves() -> None:
-    async def left() -> None:
-        deadline = Ask(timeout_s=60)
-        asyncio.get_running_loop().call_later(0.05, deadline.leave)
-        await threads.run(deadline, slowly, 20_000, done)
-
-    threads, done = Turns(1, "test"), list[int]()
-    with pytest.raises(ClientGone):
-        asyncio.run(left())
-    threads.close()
-    assert len(done) < 10_000
-
-
 def test_one_who_waits_for_a_thread_hears_of_the_deadline_in_time() -> None:
     async def waits() -> None:
         busy = asyncio.create_task(threads.run(Ask(timeout_s=2 * PATIENCE_S), blocks))
@@ -163,35 +148,12 @@ def test_one_who_waits_for_a_thread_hears_of_the_deadline_in_time() -> None:
     threads.close()
 
 
-def test_threads_are_shared_by_turns() -> None:
-    """Who comes later with little is done before who came first with much."""
-
-    async def both() -> None:
-        async def little() -> None:
-            await threads.run(Ask(timeout_s=2 * PATIENCE_S), slowly, 3, [])
-            done.set()
-
-        await asyncio.gather(threads.run(Ask(timeout_s=2 * PATIENCE_S), much), little())
-
-    def much() -> None:
-        """Ends once the other is done."""
-        for _ in range(round(PATIENCE_S / 0.005)):
-            slowly(1, [])
-            if done.is_set():
-                return
-        raise AssertionError("it had no turn")
-
-    threads, done = Turns(1, "test"), threading.Event()
-    asyncio.run(both())
-    threads.close()
-
-
 @pytest.mark.parametrize("stage", ["before", "in the queue", "while writing"])
 def test_the_deadline_is_looked_at_in_every_stage(few: Models, stage: str) -> None:
     def encode(ask: Ask) -> str:
         return slowly(1 if stage == "in the queue" else 1000, [])
 
-    inference = build(few, Settings(worker_threads=1, cache_bytes=0))
+    inference = service_of(few, worker_threads=1)
     timeout_s, arrived = {
         "before": (1.0, time.monotonic() - 2), "in the queue": (1e-4, time.monotonic()),
         "while writing": (0.2, time.monotonic()),
@@ -204,7 +166,7 @@ def test_the_deadline_is_looked_at_in_every_stage(few: Models, stage: str) -> No
 
 def test_answers_under_way_are_counted_on(few: Models) -> None:
     """What others' answers take is a reason to come back later; what one's own takes is not."""
-    inference = build(few, Settings(worker_threads=1, cache_bytes=0))
+    inference = service_of(few, worker_threads=1)
     query = one(few)
     cost = inference.answers.costs["a"]
     cost.making(query).add(3, 0.6, is_done=True)

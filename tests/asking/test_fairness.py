@@ -34,7 +34,7 @@ def mixed(draws: np.random.Generator) -> list[int]:
 LONG, TINY = of(*[512] * 8), of(3)
 
 
-def simulated(*groups: Group, seconds: float = 10) -> dict[str, Outcome]:
+def simulated(*groups: Group, seconds: float = 5) -> dict[str, Outcome]:
     return Simulation(gate_of(2, 65_536), list(groups)).run(seconds)
 
 
@@ -50,7 +50,7 @@ def test_beside_any_backlog_of_long_asks_a_small_one_waits_for_three_micro_batch
         Group("long", long, its, callers),
         Group("small", small, its if model == "same" else target()),
     )
-    assert len(seen["small"].waits_s) > 60
+    assert len(seen["small"].waits_s) > 30
     assert max(seen["small"].micro_batches) <= 3
     assert max(seen["small"].waits_s) < 3 * 512 / RATE
     assert seen["long"].late == 0
@@ -68,14 +68,15 @@ def test_a_tiny_ask_with_a_second_is_not_rejected_beside_long_ones_with_half_a_m
     )
     seen = simulated(long, tiny)
     assert seen["tiny"].refused == seen["tiny"].late == seen["long"].late == 0
-    assert seen["long"].good_tokens > 0.7 * 10 * 2 * RATE
+    assert seen["long"].good_tokens > 0.7 * 5 * 2 * RATE
 
 
 @pytest.mark.parametrize("small", [TINY, of(100)], ids=["3", "100"])
 def test_a_long_ask_still_finishes_under_a_flood_of_small_ones(small: Lengths) -> None:
     """Its 4,096 tokens take 0.34 s alone, the 20,000 tokens that wait before it 1.7 s at most."""
     its = target()
-    seen = simulated(Group("long", LONG, its), Group("small", small, its, callers=200))
+    groups = Group("long", LONG, its), Group("small", small, its, callers=200)
+    seen = simulated(*groups, seconds=10)
     assert len(seen["long"].waits_s) >= 3
     assert max(seen["long"].waits_s) < 2 * (1.7 + 0.34)
     assert seen["long"].late == seen["small"].late == 0
@@ -86,7 +87,7 @@ def test_a_key_with_one_ask_does_not_wait_for_the_hundred_of_another() -> None:
     seen = simulated(Group("many", of(100), its, 100, key="a"), Group("one", of(100), its, key="b"))
     assert max(seen["one"].micro_batches) <= 3
     assert np.median(seen["one"].waits_s) < 0.1 * float(np.median(seen["many"].waits_s))
-    assert seen["many"].good_tokens + seen["one"].good_tokens > 0.95 * 10 * 2 * RATE
+    assert seen["many"].good_tokens + seen["one"].good_tokens > 0.95 * 5 * 2 * RATE
 
 
 def test_a_key_with_one_long_ask_waits_half_as_long_as_twelve_of_another() -> None:
@@ -112,8 +113,8 @@ def test_keys_that_always_have_work_get_equal_shares_whatever_they_send() -> Non
 
 def flooded(*groups: Group, late: float = 0.01) -> dict[str, Outcome]:
     """What holds for each of them, whatever the others do."""
-    seen = simulated(*groups, seconds=20)
-    assert sum(outcome.good_tokens for outcome in seen.values()) > 0.95 * 20 * 2 * RATE
+    seen = simulated(*groups, seconds=10)
+    assert sum(outcome.good_tokens for outcome in seen.values()) > 0.95 * 10 * 2 * RATE
     assert all(outcome.late < late for outcome in seen.values())
     assert all(outcome.sizes > 0.9 for outcome in seen.values())
     return seen
@@ -159,11 +160,9 @@ def test_two_floods_share_the_worker_threads_and_each_keeps_its_promises(by: str
     one, other = (target(), target()) if by == "model" else [target()] * 2
     key = "b" if by == "key" else ""
     # when the second comes, what the first was promised with all workers takes twice as long
-    seen = flooded(flood("first", one), flood("second", other, key=key, begins_s=10), late=0.02)
+    seen = flooded(flood("first", one), flood("second", other, key=key, begins_s=5), late=0.02)
     assert all(outcome.read < 0.2 for outcome in seen.values())
-    assert (
-        0.8 < seen["second"].good_tokens / (10 * RATE) < 1.1
-    )  # half of the workers, once it comes
+    assert 0.8 < seen["second"].good_tokens / (5 * RATE) < 1.1  # half of the workers, once it comes
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -19,10 +19,8 @@ from addnorm.service.engine.manifest import Task
 from addnorm.service.engine.registry import Models, Selection
 from addnorm.service.engine.target import Run, Target
 from addnorm.service.errors import NotFinite, RunTimedOut, ServiceError
-from addnorm.service.server.wiring import build
-from addnorm.service.settings import Settings
 from addnorm.service.wire.telemetry.metrics import Metrics
-from tests.conftest import OWN, client_of, inference_of, serving
+from tests.conftest import client_of, inference_of, service_of, serving
 from tests.support import web
 from tests.support.metrics import value
 from tests.support.scheduling import ask_of, batch, echo, gate_of, of_lengths, submit_to, values
@@ -240,6 +238,7 @@ def test_an_error_of_the_queue_ends_no_thread_and_leaves_no_ask_waiting(
             if what == "hangs":
                 scheduler.run_timeout_s = 0.1
             errors = [ask.entry.future.exception(PATIENCE_S) for ask in asks]
+            scheduler.run_timeout_s = PATIENCE_S  # a slow machine is no hanging engine
             num_broken += any("KeyError" in str(error) for error in errors)
             assert eventually(lambda: scheduler.num_busy == 0)
             assert scheduler.num_queued_tokens() == target.num_tokens == 0
@@ -273,10 +272,13 @@ def test_a_worker_thread_that_hangs_is_replaced_and_its_late_result_is_ignored()
             scheduler, target, batch([POISON], [1, 1, 1]), 30
         )  # its other sequence waits
         assert engine.hangs.acquire(timeout=PATIENCE_S)
+        # a slow machine is no hanging engine
+        stuck.entry.future.add_done_callback(
+            lambda _: setattr(scheduler, "run_timeout_s", PATIENCE_S)
+        )
         next_one = submit_to(scheduler, target, batch([8, 8]), 30)
         with pytest.raises(RunTimedOut, match=r"did not end within 0\.1 s"):
             stuck.entry.future.result(PATIENCE_S)
-        scheduler.run_timeout_s = PATIENCE_S  # a slow machine is no hanging engine
         assert values(next_one) == [[8, 8]]
         assert value(metrics, "addnorm_worker_threads_replaced_total") == 1
         measured = target.tokens_per_s
@@ -310,9 +312,11 @@ def test_mates_answered_before_a_retry_hangs_keep_their_answers() -> None:
 
 def test_closing_does_not_wait_for_worker_threads_that_hang() -> None:
     engine = Hanging()
-    scheduler = Scheduler(gate_of(1, 1000), run_timeout_s=0.2)
+    scheduler = Scheduler(gate_of(1, 1000), PATIENCE_S)
     scheduler.start()
     accepted = submit_to(scheduler, Target(echo, 100), of_lengths(1), 30)
+    assert eventually(accepted.entry.future.done)
+    scheduler.run_timeout_s = 0.2
     for _ in range(500):  # 100 s, if it waited for each
         submit_to(scheduler, Target(engine, 1), batch([POISON]), 30)
     started = time.monotonic()
@@ -370,7 +374,7 @@ def test_the_traceback_of_an_error_of_ours_names_its_request(
             raise TypeError("a mistake of ours")
 
     with (
-        serving(build(Broken(few.all()), Settings(**OWN))) as url,
+        serving(service_of(Broken(few.all()))) as url,
         web.client(base_url=url, headers={"x-request-id": "the-one"}) as client,
     ):
         answer = client.post("/v1/infer", json={"input_ids": [[1]]})

@@ -18,8 +18,9 @@ from addnorm.service.engine.registry import Models
 from addnorm.service.engine.target import Target
 from addnorm.service.errors import ClientGone, DeadlineNotMet
 from addnorm.service.loading.loader import load_all
-from addnorm.service.server.wiring import Service, build
+from addnorm.service.server.wiring import Service
 from addnorm.service.settings import Settings
+from tests.conftest import service_of
 from tests.support.asks import ask_for
 from tests.support.scheduling import Queue, ask_of, echo, of_lengths, settle, submit
 from tests.support.waiting import PATIENCE_S, eventually, until
@@ -48,7 +49,7 @@ def vectors(ask: Ask) -> list[bytes]:
 
 
 def service(models: Models, **changed: Any) -> Service:
-    return build(models, Settings(worker_threads=2, cache_bytes=0, **changed))
+    return service_of(models, **changed)
 
 
 def ends_after(models: Models, num_runs: int, ask: Ask, on: Service) -> list[bytes]:
@@ -103,7 +104,7 @@ def test_it_is_answered_with_what_is_there_with_the_bits_of_the_whole(
 
 
 def test_what_is_held_needs_no_time(models: Models) -> None:
-    on = build(models, Settings(worker_threads=2, cache_bytes=2**22))
+    on = service_of(models, cache_bytes=2**22)
     try:
         first = answered(on, asked(models, ROWS[:7]))
         late = asked(models, in_time=True, max_time_s=1e-6)

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +11,10 @@ import pytest
 from addnorm.service.asking.invariance import MAX_KEPT, InvarianceCheck
 from addnorm.service.asking.scheduler import Scheduler
 from addnorm.service.engine.batch import Batch, Rows
+from addnorm.service.engine.registry import Models
 from addnorm.service.engine.target import Target
 from addnorm.service.wire.telemetry.metrics import Metrics
-from tests.conftest import client_of, inference_of
+from tests.conftest import client_of, service_of
 from tests.support.metrics import samples, value
 from tests.support.scheduling import batch, echo, gate_of, of_lengths, submit_to
 from tests.support.waiting import PATIENCE_S, eventually
@@ -118,8 +118,8 @@ def test_only_the_share_asked_for_is_probed() -> None:
     assert counted(metrics, "checks") is None
 
 
-def test_live_micro_batches_of_a_real_model_keep_the_promise(small: Path) -> None:
-    inference = inference_of(small, invariance_check_share=1.0)
+def test_live_micro_batches_of_a_real_model_keep_the_promise(few: Models) -> None:
+    inference = service_of(few, invariance_check_share=1.0)
     bodies = [
         {"model": "gpt", "input_ids": [[i] * n for n in range(3, 9)], "outputs": ["pooled"]}
         for i in range(1, 20)

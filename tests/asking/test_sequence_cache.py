@@ -13,9 +13,8 @@ from addnorm.service.asking.cache import SequenceCache, sequence_digests
 from addnorm.service.engine.batch import Batch, Rows
 from addnorm.service.engine.registry import Models
 from addnorm.service.engine.target import Target
-from addnorm.service.server.wiring import Service, build
-from addnorm.service.settings import Settings
-from tests.conftest import client_of
+from addnorm.service.server.wiring import Service
+from tests.conftest import client_of, service_of
 from tests.support.metrics import value
 from tests.support.scheduling import echo
 
@@ -133,7 +132,7 @@ def test_digests_tell_tokens_and_types_apart() -> None:
 
 @pytest.fixture
 def service(few: Models) -> Iterator[Service]:
-    service = build(few, Settings(worker_threads=2, port=0, cache_bytes=1_000_000))
+    service = service_of(few, cache_bytes=1_000_000)
     yield service
     service.close()
 
@@ -217,7 +216,7 @@ def test_a_request_may_have_all_computed_anew(service: Service, caller: httpx.Cl
 
 
 def test_without_bytes_nothing_is_held_or_merged(few: Models) -> None:
-    service = build(few, Settings(worker_threads=1, port=0, cache_bytes=0))
+    service = service_of(few, worker_threads=1)
     with client_of(service) as client:
         for _ in range(2):
             client.post("/v1/infer", json={"model": MODEL, "input_ids": [[1, 2], [1, 2]]})

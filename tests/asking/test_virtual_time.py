@@ -5,7 +5,6 @@ import time
 import weakref
 
 import numpy as np
-import pytest
 
 from addnorm.service.asking.fair_queue import Flow, StartTimeFairQueue
 from addnorm.service.engine.target import Target
@@ -18,37 +17,6 @@ def busy(turns: StartTimeFairQueue[Flow]) -> Flow:
     flow.num_waiting = 1
     turns.activate(flow)
     return flow
-
-
-def test_flows_that_always_have_work_get_equal_shares_whatever_a_turn_costs() -> None:
-    turns = StartTimeFairQueue[Flow]()
-    cost = {busy(turns): float(at) for at in (1, 3, 10)}
-    given = dict.fromkeys(cost, 0.0)
-    for _ in range(1000):
-        flow = turns.next()
-        assert flow
-        given[flow] += cost[flow]
-        turns.charge(flow, cost[flow])
-    assert max(given.values()) - min(given.values()) <= 20
-    assert turns.virtual_time == pytest.approx(
-        sum(given.values()) / 3, abs=20
-    )  # a third of what was served
-
-
-def test_a_flow_that_comes_anew_is_next_and_has_saved_up_nothing() -> None:
-    turns = StartTimeFairQueue[Flow]()
-    first = busy(turns)
-    for _ in range(100):
-        assert turns.next() is first
-        turns.charge(first, 5)
-    second = busy(turns)
-    order = []
-    for _ in range(6):
-        flow = turns.next()
-        assert flow
-        order.append(flow)
-        turns.charge(flow, 5)
-    assert order == [second, first] * 3
 
 
 def test_a_flow_that_was_given_much_waits_although_it_left_in_between() -> None:

@@ -12,9 +12,8 @@ from jsonschema import Draft7Validator
 
 from addnorm.service import VERSION
 from addnorm.service.engine.registry import Models
-from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
-from tests.conftest import serving
+from tests.conftest import service_of, serving
 from tests.support import web
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +68,7 @@ def test_a_gateway_shows_what_haproxy_shows() -> None:
         r"path,url_dec (?:-m beg )?(/\S+)", (ROOT / "deploy" / "haproxy.cfg").read_text()
     )
     assert sorted(denied) == ["/metrics", "/v2/repository"]
-    with serving(build(Models([]), Settings(port=0))) as url:
+    with serving(service_of(Models([]))) as url:
         routes = {*web.get(f"{url}/openapi.json").json()["paths"]} - {"/", "/v2"}
     assert {path for path in routes if is_below(path, VALUES["paths"])} == {
         path for path in routes if not is_below(path, denied)

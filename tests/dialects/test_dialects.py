@@ -9,7 +9,8 @@ import numpy as np
 import orjson
 import pytest
 
-from tests.conftest import client_of, inference_of, serving
+from addnorm.service.engine.registry import Models
+from tests.conftest import client_of, inference_of, service_of, serving
 from tests.support import web
 from tests.support.task_models import MAX_TEXT_TOKENS, PROMPTS
 
@@ -110,8 +111,8 @@ def test_ollamas_clients_fetch_what_is_served_and_nothing_else(
     assert whole.json() == {"status": "success"}
 
 
-def test_a_nims_health_needs_no_key_and_has_its_words(task_bundles: Any) -> None:
-    with serving(inference_of(task_bundles, api_keys="a infer 0123456789abcdef")) as url:
+def test_a_nims_health_needs_no_key_and_has_its_words(tasks: Models) -> None:
+    with serving(service_of(tasks, api_keys="a infer 0123456789abcdef")) as url:
         for state in ("live", "ready"):
             answer = web.get(f"{url}/v1/health/{state}")
             assert answer.json() == {"object": "health.response", "message": state, state: True}
@@ -138,12 +139,12 @@ def test_nvidias_logits_are_the_raw_scores(task_client: httpx.Client, path: str)
 @pytest.mark.parametrize(
     "path", ["/openai/v1/embeddings", "/openai/deployments/embedder/embeddings?api-version=1"]
 )
-def test_azures_paths_are_openais(task_bundles: Any, task_client: httpx.Client, path: str) -> None:
+def test_azures_paths_are_openais(tasks: Models, task_client: httpx.Client, path: str) -> None:
     body = {"model": MODEL, "input": TEXTS}
     entries = posted(task_client, path, **body)["data"]
     assert [entry["embedding"] for entry in entries] == vectors(task_client)
     key = "0123456789abcdef"
-    with serving(inference_of(task_bundles, api_keys=f"a infer {key}")) as url:
+    with serving(service_of(tasks, api_keys=f"a infer {key}")) as url:
         for headers, status in (({"api-key": key}, 200), ({"api-key": "x" * 16}, 401), ({}, 401)):
             assert web.post(f"{url}{path}", json=body, headers=headers).status_code == status
 

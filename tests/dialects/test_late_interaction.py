@@ -37,7 +37,8 @@ Write = Callable[[Path], Path]
 
 def body(folder: Path, name: str = "BertModel") -> Path:
     """A transformer with a tokenizer that has [MASK]."""
-    save(made(name, vocab_size=len(WORDS)), folder)
+    num_layers = 2 if name == "ModernBertModel" else 1  # one is global, one local
+    save(made(name, vocab_size=len(WORDS), num_hidden_layers=num_layers), folder)
     words = tokenizer()
     words.enable_truncation(40)
     words.save(str(folder / "tokenizer.json"))
@@ -83,11 +84,11 @@ def stanford(folder: Path) -> Path:
     return folder
 
 
-def native(expansion: dict[str, Any], factor: float | None = None) -> Write:
-    """ModernBERT, whose local layers see a window. factor: of the joining of documents' vectors."""
+def native(name: str, expansion: dict[str, Any], factor: float | None = None) -> Write:
+    """name: of a transformer. factor: of the joining of documents' vectors."""
 
     def write(folder: Path) -> Path:
-        body(folder, "ModernBertModel")
+        body(folder, name)
         joining = {"HierarchicalTokenPooling": "4"} if factor else {}
         write_modules(
             folder, Transformer="", Dense="1_Dense", MultiVectorMask="2", Normalize="3", **joining
@@ -100,8 +101,8 @@ def native(expansion: dict[str, Any], factor: float | None = None) -> Write:
         write_settings(folder / "3", **tokens)
         write_settings(folder, "sentence_bert_config.json", query_expansion=expansion)
         similarity = {"similarity_fn_name": "meanmaxsim"} if expansion["attend"] else {}
-        names = {"model_type": "MultiVectorEncoder", "prompts": {"query": "a "}, **similarity}
-        write_settings(folder, "config_sentence_transformers.json", **names)
+        about = {"model_type": "MultiVectorEncoder", "prompts": {"query": "a "}, **similarity}
+        write_settings(folder, "config_sentence_transformers.json", **about)
         return folder
 
     return write
@@ -110,8 +111,9 @@ def native(expansion: dict[str, Any], factor: float | None = None) -> Write:
 FOLDERS: dict[str, Write] = {
     "pylate": pylate,
     "stanford": stanford,
-    "unseen": native({"strategy": "min", "attend": False, "length": 6}),
-    "joined": native({"strategy": "fixed", "attend": True, "length": 6}, factor=2),
+    # whose local layers see a window
+    "unseen": native("ModernBertModel", {"strategy": "min", "attend": False, "length": 6}),
+    "joined": native("BertModel", {"strategy": "fixed", "attend": True, "length": 6}, factor=2),
 }
 
 

@@ -1,6 +1,5 @@
 """OpenAI's own SDK and LangChain, as they come from the registry, against /v1."""
 
-import base64
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,8 +10,8 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.conftest import ExportPreset, inference_of, serving
-from tests.support import web
+from addnorm.service.engine.registry import Models
+from tests.conftest import service_of, serving
 from tests.support.texts import D_MODEL, LONG, MAX_TEXT_TOKENS, TEXT_MODEL, ids_of
 from tests.support.waiting import eventually, runs_held_up
 
@@ -56,16 +55,6 @@ def test_embeddings_have_the_native_routes_bits(
     assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(map(len, IDS[first:]))
 
 
-def test_base64_on_the_wire_is_little_endian_float32(
-    text_client: httpx.Client, expected: Any
-) -> None:
-    body = {"model": TEXT_MODEL, "input": TEXTS, "encoding_format": "base64"}
-    data = text_client.post("/v1/embeddings", json=body).json()["data"]
-    assert [base64.b64decode(entry["embedding"]) for entry in data] == [
-        row.astype("<f4").tobytes() for row in expected
-    ]
-
-
 @pytest.mark.parametrize("dimensions", [1, 5, D_MODEL])
 def test_dimensions_are_the_first_at_length_1(sdk: OpenAI, expected: Any, dimensions: int) -> None:
     got = vectors(sdk.embeddings.create(model=TEXT_MODEL, input=TEXTS, dimensions=dimensions))
@@ -103,20 +92,19 @@ def test_models_are_listed_and_retrieved(sdk: OpenAI) -> None:
 
 
 def test_a_full_queue_is_the_sdks_rate_limit_error_and_its_own_retries_get_through(
-    export_preset: ExportPreset,
+    few: Models,
 ) -> None:
     long = [[7] * 500] * 2
-    service = inference_of((export_preset("encoder"),), max_queue_tokens=1000, worker_threads=1)
     with (
-        serving(service) as url,
+        serving(service_of(few, max_queue_tokens=1000, worker_threads=1)) as url,
         OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as sdk,
-        runs_held_up(service.models, "encoder") as go,
+        runs_held_up(few, "gpt") as go,
         ThreadPoolExecutor(12) as callers,
     ):
 
         def ask(patient: OpenAI) -> str:
             try:
-                return patient.embeddings.create(model="encoder", input=long).model
+                return patient.embeddings.create(model="gpt", input=long).model
             except openai.RateLimitError as error:
                 return (
                     str(error.code)
@@ -127,15 +115,5 @@ def test_a_full_queue_is_the_sdks_rate_limit_error_and_its_own_retries_get_throu
         futures = [callers.submit(ask, sdk) for _ in range(12)]
         assert eventually(lambda: any(future.done() for future in futures))  # it did not wait
         go.set()
-        assert {future.result() for future in futures} == {"encoder", "queue_full"}
-        assert set(callers.map(ask, [sdk.with_options(max_retries=20)] * 3)) == {"encoder"}
-
-
-def test_langchain_gets_the_same_vectors(text_url: str, expected: Any) -> None:
-    from langchain_openai import OpenAIEmbeddings  # takes each process that collects a second
-
-    options = {"base_url": f"{text_url}/v1", "api_key": "none", "check_embedding_ctx_length": False}
-    with web.client() as client:  # its own would stay open
-        langchain = OpenAIEmbeddings(model=TEXT_MODEL, http_client=client, **options)
-        got = langchain.embed_documents(TEXTS)
-    np.testing.assert_array_equal(np.array(got, np.float32), expected)
+        assert {future.result() for future in futures} == {"gpt", "queue_full"}
+        assert set(callers.map(ask, [sdk.with_options(max_retries=20)] * 3)) == {"gpt"}

@@ -2,15 +2,16 @@
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
 import tiktoken
 
-from tests.conftest import client_of, inference_of
+from addnorm.service.engine.registry import Models
+from tests.conftest import client_of, service_of
 from tests.support import web
 from tests.support.texts import TEXT_MODEL, ids_of
 
@@ -63,9 +64,8 @@ def test_ids_are_rejected_where_the_tokenizer_marks_no_ends(task_client: httpx.C
 
 
 @pytest.fixture(scope="module")
-def trusting(task_bundles: Path) -> Iterator[httpx.Client]:
-    service = inference_of(task_bundles, default_models={"embed": "embedder"}, trust_token_ids=True)
-    with client_of(service) as client:
+def trusting(tasks: Models) -> Iterator[httpx.Client]:
+    with client_of(service_of(tasks, trust_token_ids=True)) as client:
         yield client
 
 
@@ -94,7 +94,7 @@ def test_routes_whose_callers_know_the_vocabulary_take_all_ids(
     assert task_client.post(path, json=body).status_code == 200
 
 
-def test_langchain_with_its_defaults_is_told_what_to_set(
+def test_langchain_with_its_defaults_is_told_what_to_set_and_has_then_the_vectors(
     text_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its defaults are OpenAI's vocabulary, here one of bytes whose ids the model has too."""
@@ -120,6 +120,12 @@ def test_langchain_with_its_defaults_is_told_what_to_set(
                     openai.BadRequestError, match="check_embedding_ctx_length=False"
                 ):
                     ask(text)
+        told = OpenAIEmbeddings(
+            model=TEXT_MODEL, http_client=client, check_embedding_ctx_length=False, **about
+        )
+        answer = client.post(f"{text_url}/v1/embeddings", json={"input": TEXTS}).json()
+        expected = np.array([entry["embedding"] for entry in answer["data"]], np.float32)
+        np.testing.assert_array_equal(np.float32(told.embed_documents(TEXTS)), expected)
 
 
 # whose callers know the model's vocabulary

@@ -7,13 +7,13 @@ import httpx
 import pytest
 from huggingface_hub import InferenceClient
 
-from addnorm.service.loading.loader import load_all
+from addnorm.service.engine.registry import Models
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
-from tests.conftest import OWN, client_of, inference_of, linked, serving
+from tests.conftest import OWN, client_of, inference_of, linked, service_of, serving
 from tests.support import web
 from tests.support.metrics import value
-from tests.support.task_models import DEFAULTS, NLI
+from tests.support.task_models import NLI
 
 TEXTS = ["pads are dropped", "a b c"]
 ROOTS = ("/", "/invocations")
@@ -86,9 +86,8 @@ def test_embeddings_need_no_v1(task_client: httpx.Client) -> None:
     assert posted(task_client, "/embeddings", {**body, "dimensions": 0}) == long
 
 
-def test_ping_is_health_and_needs_no_key(task_bundles: Any) -> None:
-    service = inference_of(task_bundles, api_keys="a infer 0123456789abcdef")
-    with serving(service) as url:
+def test_ping_is_health_and_needs_no_key(tasks: Models) -> None:
+    with serving(service_of(tasks, api_keys="a infer 0123456789abcdef")) as url:
         answer = web.get(f"{url}/ping")
         assert (answer.status_code, answer.content) == (200, b"")
         assert web.post(f"{url}/invocations", json={"inputs": "a"}).status_code == 401
@@ -112,12 +111,11 @@ def test_vertex_computes_its_instances_as_one_request(task_client: httpx.Client)
         assert predictions["predictions"] == long
 
 
-def test_vertex_may_name_the_paths(task_bundles: Any) -> None:
+def test_vertex_may_name_the_paths(tasks: Models) -> None:
     path = "/v1/endpoints/1/deployedModels/2"
     paths = {("POST", f"{path}:predict"): "/vertex", ("GET", path): "/health"}
     body = {"instances": [{"inputs": TEXTS}]}
-    settings = Settings(**OWN, default_models=DEFAULTS)
-    service = build(load_all(task_bundles, settings), settings, paths=paths)
+    service = build(tasks, Settings(**OWN), paths=paths)
     with client_of(service) as client:
         assert posted(client, f"{path}:predict", body) == posted(client, "/vertex", body)
         assert client.get(path).status_code == client.head(path).status_code == 200

@@ -1,7 +1,6 @@
 """text-embeddings-inference's routes, those it shares with Cohere and vLLM, and its errors."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -9,8 +8,9 @@ import numpy as np
 import pytest
 from pydantic import SecretStr
 
+from addnorm.service.engine.registry import Models
 from addnorm.service.settings import Settings
-from tests.conftest import client_of, inference_of
+from tests.conftest import client_of, service_of
 from tests.support.language_model import END
 from tests.support.task_models import MAX_TEXT_TOKENS, NLI
 from tests.support.texts import WORDS, library
@@ -245,9 +245,9 @@ def test_a_body_in_no_dialect_is_told_the_fields_of_both(
     assert error["message"].startswith(f"{fields} is missing")
 
 
-def test_what_is_rejected_unread_fits_the_clients_of_both_dialects(task_bundles: Path) -> None:
+def test_what_is_rejected_unread_fits_the_clients_of_both_dialects(tasks: Models) -> None:
     key = "0123456789abcdef"
-    service = inference_of(task_bundles, api_keys=SecretStr(f"a infer {key}"), max_body_bytes=100)
+    service = service_of(tasks, api_keys=SecretStr(f"a infer {key}"), max_body_bytes=100)
     with client_of(service) as client:
         health = client.get("/health")
         assert (health.status_code, health.content) == (200, b"")

@@ -210,9 +210,8 @@ def sure_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Clie
     root = tmp_path_factory.mktemp("sure")
     for name, num_labels in (("reranker", 1), ("topics", 2)):
         kind = {"problem_type": "multi_label_classification"} if num_labels > 1 else {}
-        model = made(
-            "BertForSequenceClassification", vocab_size=len(WORDS), num_labels=num_labels, **kind
-        )
+        shape = {"vocab_size": len(WORDS), "num_hidden_layers": 1, "num_labels": num_labels}
+        model = made("BertForSequenceClassification", **shape, **kind)
         with torch.no_grad():
             model.classifier.bias += torch.linspace(20, 25, num_labels)
         tokenizer().save(str(save(model, root / name) / "tokenizer.json"))

@@ -3,22 +3,19 @@ setting, or what the route is modelled on. Who gets an answer of a cut text is t
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from addnorm.service.asking.ask import Ask, Record
-from addnorm.service.loading.loader import load_all
-from addnorm.service.server.wiring import build
-from addnorm.service.settings import Settings
+from addnorm.service.engine.registry import Models
 from addnorm.service.wire.telemetry.metrics import Metrics
 from addnorm.service.wire.telemetry.report import CUTS_S, Reporter
-from tests.conftest import OWN, client_of, inference_of, serving
+from tests.conftest import client_of, service_of, serving
 from tests.support import web
 from tests.support.metrics import value
-from tests.support.task_models import DEFAULTS, MAX_TEXT_TOKENS
+from tests.support.task_models import MAX_TEXT_TOKENS
 
 LONG = "a " * (2 * MAX_TEXT_TOKENS)
 MASKED = f"[MASK] {LONG}"
@@ -49,13 +46,12 @@ SETTINGS = (None, True, False)
 
 
 @pytest.fixture(scope="module")
-def clients(task_bundles: Path) -> Iterator[dict[bool | None, httpx.Client]]:
+def clients(tasks: Models) -> Iterator[dict[bool | None, httpx.Client]]:
     """A client of a server for each value of the setting."""
-    models = load_all(task_bundles, Settings(worker_threads=2, default_models=DEFAULTS))
     with ExitStack() as stack:
         made = {}
         for value in SETTINGS:
-            inference = build(models, Settings(**OWN, truncate=value))
+            inference = service_of(tasks, truncate=value)
             url = stack.enter_context(serving(inference))
             made[value] = stack.enter_context(web.client(base_url=url, timeout=60))
         yield made
@@ -114,10 +110,10 @@ TWO_OF_THREE = ["a", LONG, f"{LONG} b"]
     ],
 )
 def test_cut_texts_are_told_and_counted(
-    task_bundles: Path, path: str, body: dict[str, Any], protocol: str
+    tasks: Models, path: str, body: dict[str, Any], protocol: str
 ) -> None:
     """The header, our own field, the metric, and one log line for any number of requests."""
-    service = inference_of(task_bundles, worker_threads=2)
+    service = service_of(tasks)
     model = {} if path.startswith(("/embed", "/hf")) else {"model": "embedder"}
     with client_of(service) as client:
         answers = [client.post(path, json={**body, **model}) for _ in range(2)]

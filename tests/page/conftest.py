@@ -9,9 +9,8 @@ import pytest
 from addnorm.export import export_bundle
 from addnorm.service.engine.registry import Models
 from addnorm.service.loading.loader import load_all
-from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
-from tests.conftest import OWN, inference_of, linked, serving
+from tests.conftest import inference_of, linked, service_of, serving
 from tests.support.people.unrecognized import NUM_FEATURES, Normalized, Series, Shaped
 
 SERVED = ("embedder", "reranker", "classifier", "tagger", "masked-lm", "gpt")
@@ -30,7 +29,7 @@ def models(
 
 @pytest.fixture(scope="package")
 def url(models: Models) -> Iterator[str]:
-    with serving(build(models, Settings(**OWN))) as url:
+    with serving(service_of(models)) as url:
         yield url
 
 
@@ -51,7 +50,7 @@ def written_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def closed_url(models: Models) -> Iterator[str]:
     """A server that asks for a key."""
-    with serving(build(models, Settings(**OWN, api_keys=f"reader infer {KEY}"))) as url:
+    with serving(service_of(models, api_keys=f"reader infer {KEY}")) as url:
         yield url
 
 

@@ -16,9 +16,8 @@ import pytest
 
 from addnorm.service.engine.registry import Models
 from addnorm.service.server.process import TICKS_PER_S, Server
-from addnorm.service.server.wiring import Service, build
-from addnorm.service.settings import Settings
-from tests.conftest import OWN, serving
+from addnorm.service.server.wiring import Service
+from tests.conftest import service_of, serving
 from tests.support import web
 from tests.support.grpc_client import ALONE, GrpcClient, infer_request
 from tests.support.waiting import PATIENCE_S, eventually
@@ -102,7 +101,7 @@ def test_whoever_has_connected_when_the_server_ends_is_answered(
             return answer(own, POST)
 
     with (
-        ending(build(few, Settings(**{**OWN, **pair}))) as server,
+        ending(service_of(few, **pair)) as server,
         ThreadPoolExecutor(CALLERS) as callers,
     ):
         idle, kept = wrapped(connected(server)), wrapped(connected(server))
@@ -124,7 +123,7 @@ def test_whoever_has_connected_when_the_server_ends_is_answered(
 def test_the_drain_waits_for_requests_and_not_for_probes_and_stops_listening_in_any_case(
     few: Models,
 ) -> None:
-    service = build(few, Settings(**{**OWN, "grace_s": 3 * PATIENCE_S}))
+    service = service_of(few, grace_s=3 * PATIENCE_S)
     with serving(service) as url:
         assert web.get(f"{url}/livez").status_code == 200
         assert service.app.last_asked == -math.inf, "a probe keeps nothing open"
@@ -145,7 +144,7 @@ def test_the_drain_waits_for_requests_and_not_for_probes_and_stops_listening_in_
 
 def test_calls_over_grpc_that_arrive_as_the_server_ends_are_told_so(few: Models) -> None:
     grpc = pytest.importorskip("grpc")
-    with ending(build(few, Settings(**{**OWN, "grpc_port": 0}))) as server:
+    with ending(service_of(few, grpc_port=0)) as server:
         client = GrpcClient(server._service.grpc.port)
         assert client("ServerLive").live
         with server.told_to_end():

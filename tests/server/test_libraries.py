@@ -15,9 +15,8 @@ import uvicorn
 from addnorm.service.engine.registry import Models
 from addnorm.service.engine.session import _options
 from addnorm.service.server.process import configure
-from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
-from tests.conftest import OWN
+from tests.conftest import service_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "design" / "libraries.md"
 # of a channel: the others are a client's, or grpcio's own
@@ -78,7 +77,7 @@ def test_options_of_uvicorn(few: Models) -> None:
     assert {name: written(each.default) for name, each in parameters.items()} == {
         name: default for name, (default, _) in tabled.items()
     }
-    service = build(few, Settings(**{**OWN, "host": "::1", "keep_alive_s": 60}))
+    service = service_of(few, host="::1", keep_alive_s=60)
     config = configure(service)
     service.close()
     differing = {

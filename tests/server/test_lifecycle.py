@@ -17,26 +17,38 @@ import httpx
 import pytest
 
 from addnorm.service.engine.batch import Batch, Rows
+from addnorm.service.engine.registry import Models
 from addnorm.service.errors import StartupError
 from addnorm.service.server.process import enough_threads, limit_connections
 from addnorm.service.settings import Settings
-from tests.conftest import client_of, inference_of
+from tests.conftest import client_of, inference_of, service_of
 from tests.support import web
 from tests.support.metrics import samples
 from tests.support.process import Process
 from tests.support.scheduling import echo, of_lengths, submit_to
 from tests.support.waiting import PATIENCE_S, eventually
 
+KEY = "run-0123456789abcdef"
 LONG = {"model": "gpt", "input_ids": [[7] * 500] * 60, "outputs": ["pooled"]}
 SHORT = {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["pooled"]}
 
 
-@pytest.fixture
-def process(small: Path) -> Iterator[Process]:
-    process = Process(small, ADDNORM_CACHE_BYTES="0")  # equal sequences count
+@pytest.fixture(scope="module")
+def limited(small: Path) -> Iterator[Process]:
+    """It logs as by default, needs keys and may open few files."""
+    keys = {"ADDNORM_API_KEYS": f"runner infer {KEY}", "ADDNORM_HOST": "0.0.0.0"}
+    process = Process(small, max_files=64, **keys)
     yield process
-    process.process.kill()
-    process.wait()
+    assert process.terminate() == 0
+
+
+@pytest.fixture(scope="module")
+def loud(small: Path) -> Iterator[Process]:
+    """It is open to all, and logs all that it can."""
+    settings = {"ADDNORM_ADMIN": "true", "ADDNORM_LOG_LEVEL": "debug", "ADDNORM_HOST": "0.0.0.0"}
+    process = Process(small, **settings)
+    yield process
+    assert process.terminate() == 0
 
 
 def queued_tokens(client: httpx.Client) -> float:
@@ -51,7 +63,8 @@ def refused(port: int) -> bool:
     return False
 
 
-def test_sigterm_answers_what_was_accepted_and_what_comes_and_exits_0(process: Process) -> None:
+def test_sigterm_answers_what_was_accepted_and_what_comes_and_exits_0(small: Path) -> None:
+    process = Process(small, ADDNORM_CACHE_BYTES="0")  # equal sequences count
     with (
         web.client(base_url=process.url) as client,
         ThreadPoolExecutor(4) as callers,
@@ -69,21 +82,29 @@ def test_sigterm_answers_what_was_accepted_and_what_comes_and_exits_0(process: P
     assert refused(process.port)
 
 
-def test_few_files_lower_the_limit_on_connections_and_probes_are_answered(small: Path) -> None:
-    process = Process(small, max_files=64)
-    try:
-        warning = process.wait_for(lambda line: line["level"] == "warning")
-        assert (
-            "ADDNORM_MAX_CONNECTIONS is 1024, but the limit of 64 open files" in warning["message"]
-        )
-        with ExitStack() as idle:
-            for _ in range(200):
-                caller = socket.create_connection(("127.0.0.1", process.port))
-                idle.enter_context(caller)
-            for _ in range(20):
-                assert web.get(f"{process.url}/livez").status_code == 200
-    finally:
-        assert process.terminate() == 0
+def test_few_files_lower_the_limit_on_connections_and_probes_are_answered(
+    limited: Process,
+) -> None:
+    warning = limited.wait_for(lambda line: line["level"] == "warning")
+    assert "ADDNORM_MAX_CONNECTIONS is 1024, but the limit of 64 open files" in warning["message"]
+    with ExitStack() as idle:
+        for _ in range(200):
+            idle.enter_context(socket.create_connection(("127.0.0.1", limited.port)))
+        for _ in range(20):
+            assert web.get(f"{limited.url}/livez").status_code == 200
+
+
+def test_the_log_names_the_key_and_never_shows_it_and_an_open_server_is_warned_of(
+    limited: Process, loud: Process
+) -> None:
+    for key in (KEY, "wrong-0123456789abcdef"):
+        headers = {"authorization": f"Bearer {key}"}
+        web.post(f"{limited.url}/v1/infer", json=SHORT, headers=headers)
+    assert limited.wait_for(lambda line: line.get("key") == "runner")["status"] == 200
+    assert "key" not in limited.wait_for(lambda line: line.get("status") == 401)
+    assert not any("no API keys" in line["message"] for line in limited.lines)
+    assert not any(key in str(limited.lines) for key in (KEY, "wrong-0"))
+    assert loud.wait_for(lambda line: "no API keys" in line["message"])["level"] == "warning"
 
 
 def test_the_ports_of_http_and_grpc_share_the_files() -> None:
@@ -97,11 +118,11 @@ def test_the_ports_of_http_and_grpc_share_the_files() -> None:
     assert abs(2 * both - alone) <= 2  # other tests' threads may open files between
 
 
-def test_logs_are_json_with_ids_and_timings_and_never_the_content(process: Process) -> None:
+def test_logs_are_json_with_ids_and_timings_and_never_the_content(loud: Process) -> None:
     body = {"input_ids": [[997, 159, 265]], "attention_mask": [[1, 1, 0]], "outputs": ["pooled"]}
     headers = {"x-request-id": "seen-1", "x-request-timeout-ms": "5000"}
-    web.post(f"{process.url}/v1/infer", json={**GPT, **body}, headers=headers)
-    line = process.wait_for(lambda line: line.get("request_id") == "seen-1")
+    web.post(f"{loud.url}/v1/infer", json={**GPT, **body}, headers=headers)
+    line = loud.wait_for(lambda line: line.get("request_id") == "seen-1")
     expected = {
         "level": "info", "message": "request", "method": "POST", "route": "/v1/infer",
         "status": 200, "model": "gpt", "real_tokens": 2, "pad_tokens": 1,
@@ -112,7 +133,7 @@ def test_logs_are_json_with_ids_and_timings_and_never_the_content(process: Proce
     assert sum(stages) <= line["first_byte_ms"] <= line["ms"]
     assert line["timeout_ms"] == 5000
     # as whole numbers: a duration may have some of their digits
-    written = set(re.findall(r"[\d.]+", json.dumps(process.lines)))
+    written = set(re.findall(r"[\d.]+", json.dumps(loud.lines)))
     assert "997" not in written
 
 
@@ -143,44 +164,38 @@ REFUSED: list[tuple[str, Any, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-def test_log_lines_of_rejected_requests_say_why_and_never_show_content(small: Path) -> None:
-    process = Process(small, ADDNORM_ADMIN="true", ADDNORM_LOG_LEVEL="debug")
+def test_log_lines_of_rejected_requests_say_why_and_never_show_content(loud: Process) -> None:
     header = b'{"s31415926": {"dtype": "I64", "shape": [1, 1], "data_offsets": [0, 8]}}'
     tensors = len(header).to_bytes(8, "little") + header + b"\0" * 8
     of_tensors = ("/v1/infer", tensors, {"status": 400, **INVALID, "field": None})
-    try:
-        for number, (path, sent, expected) in enumerate((*REFUSED, of_tensors)):
-            named = {"x-request-id": f"refused-{number}", "content-type": "application/json"}
-            if isinstance(sent, bytes):
-                named["content-type"] = "application/vnd.safetensors"
-            content = sent if isinstance(sent, bytes) else json.dumps(sent)
-            web.post(f"{process.url}{path}", content=content, headers=named)
-            line = process.wait_for(
-                lambda line, number=number: line.get("request_id") == f"refused-{number}"
-            )
-            assert {name: line.get(name) for name in expected} == expected, sent
-    finally:
-        process.terminate()
-    assert "31415926" not in json.dumps(process.lines)
+    for number, (path, sent, expected) in enumerate((*REFUSED, of_tensors)):
+        named = {"x-request-id": f"refused-{number}", "content-type": "application/json"}
+        if isinstance(sent, bytes):
+            named["content-type"] = "application/vnd.safetensors"
+        content = sent if isinstance(sent, bytes) else json.dumps(sent)
+        web.post(f"{loud.url}{path}", content=content, headers=named)
+        line = loud.wait_for(lambda line, id=f"refused-{number}": line.get("request_id") == id)
+        assert {name: line.get(name) for name in expected} == expected, sent
+    assert "31415926" not in json.dumps(loud.lines)
 
 
 PATHS = ["/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/v1/models"]
 
 
-def test_health_that_is_well_is_logged_at_debug_only(small: Path) -> None:
-    def routes(level: str) -> list[str]:
-        process = Process(small, ADDNORM_LOG_LEVEL=level)
+def test_health_that_is_well_is_logged_at_debug_only(limited: Process, loud: Process) -> None:
+    headers = {"x-request-id": "look", "authorization": f"Bearer {KEY}"}
+    for process, expected in ((limited, PATHS[-1:]), (loud, PATHS)):
         for path in PATHS:
-            assert web.get(f"{process.url}{path}").status_code == 200
-        process.terminate()
-        return [line["route"] for line in process.lines if line["message"] == "request"]
+            assert web.get(f"{process.url}{path}", headers=headers).status_code == 200
+        process.wait_for(
+            lambda line: line.get("request_id") == "look" and line["route"] == PATHS[-1]
+        )
+        lines = [line for line in process.lines if line.get("request_id") == "look"]
+        assert [line["route"] for line in lines] == expected
 
-    assert routes("info") == ["/v1/models"]
-    assert routes("debug") == PATHS
 
-
-def test_counters_agree_with_a_counted_load_to_the_request_and_the_token(small: Path) -> None:
-    inference, started = inference_of(small), time.monotonic()
+def test_counters_agree_with_a_counted_load_to_the_request_and_the_token(few: Models) -> None:
+    inference, started = service_of(few), time.monotonic()
     with client_of(inference) as client:
         grid = {"input_ids": [[1, 3, 0], [4, 5, 2]], "attention_mask": [[1, 1, 0], [1, 1, 1]]}
         body = {**SHORT, **grid}

@@ -4,7 +4,6 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,9 +11,8 @@ from starlette.types import Message
 
 from addnorm.service.engine.registry import Models
 from addnorm.service.server.app import ForOtherServers
-from addnorm.service.server.wiring import Service, build
-from addnorm.service.settings import Settings
-from tests.conftest import OWN, inference_of
+from addnorm.service.server.wiring import Service
+from tests.conftest import service_of
 from tests.support.metrics import samples
 from tests.support.waiting import PATIENCE_S, runs_held_up, until
 
@@ -75,16 +73,16 @@ class Call:
 
 @pytest.fixture(scope="module")
 def limited(few: Models) -> Iterator[Service]:
-    service = build(few, Settings(**{**OWN, **LIMITS}))
+    service = service_of(few, **LIMITS)
     yield service
     service.close()
 
 
 @pytest.fixture
-def held_up(small: Path) -> Iterator[tuple[Service, threading.Event]]:
+def held_up(few: Models) -> Iterator[tuple[Service, threading.Event]]:
     """A service whose runs of notebook wait, and what lets them go."""
-    service = inference_of(small, worker_threads=1)
-    with runs_held_up(service.models) as go:
+    service = service_of(few, worker_threads=1)
+    with runs_held_up(few) as go:
         yield service, go
     service.close()
 
@@ -158,8 +156,7 @@ def test_who_leaves_within_the_body_is_noticed(limited: Service) -> None:
 def test_no_task_outlives_its_request(limited: Service) -> None:
     async def one() -> None:
         await Call(GOOD).run(limited)
-        await asyncio.sleep(0)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
+        await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
 
     asyncio.run(one())
 

@@ -24,6 +24,7 @@ from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
 from addnorm.service.wire.route import PlainRoute, Protocol
+from tests.conftest import service_of
 from tests.support.asks import ask_for
 from tests.support.scheduling import gate_of, of_lengths, submit_to
 from tests.support.waiting import PATIENCE_S
@@ -31,7 +32,7 @@ from tests.support.waiting import PATIENCE_S
 
 @pytest.fixture
 def service(few: Models) -> Iterator[Service]:
-    service = build(few, Settings(worker_threads=1, cache_bytes=0))
+    service = service_of(few, worker_threads=1)
     yield service
     service.close()
 
@@ -106,7 +107,7 @@ def test_onnxruntimes_words_for_it_are_known() -> None:
 
 def test_a_rejected_body_is_freed_at_once(few: Models) -> None:
     """Not when the collector next looks for cycles: bodies of many megabytes would stay."""
-    service = build(few, Settings(worker_threads=1))
+    service = service_of(few, worker_threads=1)
 
     async def ask(num: int) -> None:
         transport = httpx.ASGITransport(service.app)

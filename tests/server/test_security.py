@@ -30,9 +30,7 @@ from addnorm.service.engine import bundle
 from addnorm.service.engine.registry import Models
 from addnorm.service.errors import StartupError
 from addnorm.service.server.certificate import Certificate
-from addnorm.service.server.wiring import build
-from addnorm.service.settings import Settings
-from tests.conftest import OWN, Serve, self_signed, serving
+from tests.conftest import Serve, self_signed, service_of, serving
 from tests.support import web
 from tests.support.imports import imported
 from tests.support.texts import TEXT_MODEL
@@ -110,7 +108,7 @@ def test_a_renewed_certificate_is_served_and_a_broken_one_is_not(
         shutil.copy(its_key, key)
 
     write(*certificate)
-    service = build(few, Settings(**OWN, tls_cert=cert, tls_key=key, grpc_port=0))
+    service = service_of(few, tls_cert=cert, tls_key=key, grpc_port=0)
     assert service.certificate
     with serving(service) as url:
         https = "127.0.0.1", int(url.rpartition(":")[2])
@@ -177,7 +175,7 @@ def test_a_certificate_that_does_not_fit_stops_the_start(
         "no certificate": {"tls_cert": tmp_path / "broken.pem", "tls_key": key},
     }[which]
     with pytest.raises(StartupError, match="ADDNORM_TLS_CERT"):
-        build(few, Settings(cache_bytes=0, **files))
+        service_of(few, **files)
 
 
 def test_the_page_runs_its_own_scripts_only(client: httpx.Client) -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from addnorm.service.engine.registry import Models
 from addnorm.service.server.process import greeting
 from addnorm.service.wire.telemetry.logs import TextFormatter
-from tests.conftest import inference_of
+from tests.conftest import service_of
 from tests.support.waiting import PATIENCE_S
 
 
@@ -51,8 +52,8 @@ def test_a_terminal_may_get_the_log_of_programs(small: Path) -> None:
     assert all(line.startswith("{") for line in lines)
 
 
-def test_the_address_is_one_that_a_browser_opens(small: Path, tmp_path: Path) -> None:
-    service = inference_of(small)
+def test_the_address_is_one_that_a_browser_opens(few: Models, tmp_path: Path) -> None:
+    service = service_of(few)
     for host, url in (("0.0.0.0", "http://localhost:"), ("127.0.0.1", "http://127.0.0.1:")):
         with socket.create_server((host, 0)) as listener:
             page = greeting(service, [listener]).splitlines()[2]

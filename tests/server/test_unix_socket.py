@@ -14,10 +14,14 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from pydantic import SecretStr
 
+from addnorm.service.engine.registry import Models
 from addnorm.service.errors import StartupError
 from addnorm.service.server.listening import UnixSocket
-from tests.conftest import inference_of, serving
+from addnorm.service.server.wiring import build
+from addnorm.service.settings import Settings
+from tests.conftest import OWN, inference_of, serving
 from tests.support import web
 from tests.support.process import Process
 from tests.support.waiting import PATIENCE_S
@@ -62,10 +66,10 @@ def test_clients_get_the_same_bits_as_over_tcp(
     assert not path.exists()
 
 
-def test_keys_limits_and_pages_are_as_over_tcp(small: Path, tmp_path: Path) -> None:
+def test_keys_limits_and_pages_are_as_over_tcp(few: Models, tmp_path: Path) -> None:
     path, body = tmp_path / "addnorm.sock", {"model": "notebook", "input_ids": [[1, 2], [3]]}
-    changed = {"socket": path, "max_sequences": 1, "max_connections": 1}
-    with serving(inference_of(small, **changed)), asking(path) as client:
+    few_of_all = Settings(**OWN, socket=path, max_sequences=1, max_connections=1)
+    with serving(build(few, few_of_all)), asking(path) as client:
         assert "has 2 sequences, the limit is 1" in client.post("/v1/infer", json=body).text
         page = client.post("/v1/infer", json=body, headers={"origin": "http://other.example"})
         assert page.json()["error"]["code"] == "foreign_page"
@@ -73,8 +77,8 @@ def test_keys_limits_and_pages_are_as_over_tcp(small: Path, tmp_path: Path) -> N
         assert rebound.json()["error"]["code"] == "foreign_page"
         with asking(path) as second:  # the first one's connection is kept
             assert second.get("/v1/models").json()["error"]["code"] == "too_many_connections"
-    keys = f"one infer {KEY}"
-    with serving(inference_of(small, socket=path, api_keys=keys)), asking(path) as client:
+    closed = Settings(**OWN, socket=path, api_keys=SecretStr(f"one infer {KEY}"))
+    with serving(build(few, closed)), asking(path) as client:
         assert client.post("/v1/infer", json=body).status_code == 401
         sent = {"authorization": f"Bearer {KEY}"}
         assert client.post("/v1/infer", json=body, headers=sent).status_code == 200

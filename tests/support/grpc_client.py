@@ -9,9 +9,8 @@ import numpy as np
 from addnorm.service.dialects.kserve.over_grpc.grpc_methods import HEALTH, INFERENCE
 from addnorm.service.dialects.kserve.over_grpc.messages import message_types
 from addnorm.service.engine.registry import Models
-from addnorm.service.server.wiring import Service, build
-from addnorm.service.settings import Settings
-from tests.conftest import OWN, serving
+from addnorm.service.server.wiring import Service
+from tests.conftest import service_of, serving
 from tests.support.waiting import PATIENCE_S
 
 FIELDS = {
@@ -114,7 +113,7 @@ def calling(
     models: Models, certificate: bytes = b"", **changed: Any
 ) -> Iterator[tuple[GrpcClient, Service, str]]:
     """A client of a server with these settings, its service and its URL."""
-    service = build(models, Settings(**{**OWN, "grpc_port": 0, **changed}))
+    service = service_of(models, grpc_port=0, **changed)
     with serving(service) as url:
         client = GrpcClient(service.grpc.port, certificate)
         try:

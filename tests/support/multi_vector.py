@@ -23,7 +23,7 @@ def layers() -> dict[str, nn.Linear]:
 
 
 def checkpoint(folder: Path) -> Path:
-    save(made("BertModel", vocab_size=len(WORDS)), folder)
+    save(made("BertModel", vocab_size=len(WORDS), num_hidden_layers=1), folder)
     words = tokenizer()
     words.enable_truncation(40)
     words.save(str(folder / "tokenizer.json"))
@@ -48,7 +48,7 @@ def checkpoint(folder: Path) -> Path:
 
 def three_kinds(folder: Path) -> Path:
     """Pooled and sparse vectors, and those of tokens: the last two by FlagEmbedding's heads."""
-    save(made("BertModel", vocab_size=len(WORDS)), folder)
+    save(made("BertModel", vocab_size=len(WORDS), num_hidden_layers=1), folder)
     tokenizer().save(str(folder / "tokenizer.json"))
     special = {f"{kind}_token": f"[{kind.upper()}]" for kind in ("pad", "unk", "cls", "sep")}
     classes = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 40}

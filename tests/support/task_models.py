@@ -22,7 +22,7 @@ PROMPTS = {"query": "the text ", "document": "a "}
 
 
 def _save(class_name: str, folder: Path, **changed: Any) -> Path:
-    save(made(class_name, vocab_size=len(WORDS), **changed), folder)
+    save(made(class_name, vocab_size=len(WORDS), num_hidden_layers=1, **changed), folder)
     words = tokenizer()
     words.enable_truncation(MAX_TEXT_TOKENS)
     words.save(str(folder / "tokenizer.json"))
@@ -63,7 +63,8 @@ def _masked_lm(folder: Path) -> Path:
 
 
 def _language_model(folder: Path) -> Path:
-    return language_model.checkpoint(folder, PROSE, vocab_size=300, bos_token_id=0, eos_token_id=0)
+    shape = {"vocab_size": 300, "n_layer": 1, "bos_token_id": 0, "eos_token_id": 0}
+    return language_model.checkpoint(folder, PROSE, **shape)
 
 
 def _numbered(labels: tuple[str, ...]) -> dict[int, str]:

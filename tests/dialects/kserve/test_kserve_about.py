@@ -149,8 +149,8 @@ def test_models_are_counted_apart(client: httpx.Client) -> None:
 
 
 @pytest.fixture(scope="module")
-def admin(bundles: Path) -> Iterator[httpx.Client]:
-    with client_of(inference_of(bundles, admin=True)) as client:
+def admin(small: Path) -> Iterator[httpx.Client]:
+    with client_of(inference_of(small, admin=True)) as client:
         yield client
 
 

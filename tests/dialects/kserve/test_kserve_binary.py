@@ -127,21 +127,6 @@ def test_the_header_decides_and_no_content_type(
     assert post(client, body([whole], b""), **{"content-type": media_type}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("coding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)]
-)
-def test_the_header_counts_bytes_before_compression(
-    client: httpx.Client, expected: dict[str, np.ndarray], coding: str, compress: Any
-) -> None:
-    parts = good(parameters={"binary_data_output": True})
-    headers = {LENGTH: str(len(parts[0])), "content-encoding": coding, "accept-encoding": coding}
-    answer = client.post(
-        "/v2/models/notebook/infer", content=compress(b"".join(parts)), headers=headers
-    )
-    assert answer.headers["content-encoding"] == coding
-    assert_equal(tensors(answer), expected)
-
-
 def in_members(content: bytes) -> bytes:
     size = 1 + len(content) // 20
     return b"".join(gzip.compress(content[at : at + size]) for at in range(0, len(content), size))
@@ -163,9 +148,11 @@ def test_codings_as_other_clients_write_them(
 ) -> None:
     head, raw = good()
     head += pad * b" "  # so long that it is not decompressed at once
-    headers = {LENGTH: str(len(head)), "content-encoding": coding}
+    wish = "deflate" if coding == "deflate" else "gzip"
+    headers = {LENGTH: str(len(head)), "content-encoding": coding, "accept-encoding": wish}
     path = "/v2/models/notebook/infer"
     answer = client.post(path, content=compress(head + raw), headers=headers)
+    assert answer.headers["content-encoding"] == wish
     assert_equal(tensors(answer), expected)
     for wrong, words in (
         (compress(head + raw)[:-5], "is cut short"),
@@ -186,7 +173,7 @@ LIMIT = 2**20
 
 def test_a_bomb_is_rejected_and_memory_stays_flat(notebook: Path) -> None:
     bombs = {
-        coding: make(bytes(256 * LIMIT))
+        coding: make(bytes(64 * LIMIT))
         for coding, make in (("gzip", gzip.compress), ("deflate", zlib.compress))
     }
     with client_of(inference_of(notebook.parent.parent, max_body_bytes=LIMIT)) as client:

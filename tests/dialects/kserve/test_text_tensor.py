@@ -1,15 +1,13 @@
 """Texts as a tensor of BYTES: the bits of `/v1/embeddings`, and words for what does not fit."""
 
 import struct
-from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
-from addnorm.service.loading.loader import load_all
-from addnorm.service.settings import Settings
+from addnorm.service.engine.registry import Models
 from tests.support.grpc_client import calling
 from tests.support.grpc_client import tensors as over_grpc
 from tests.support.texts import LONG, MAX_TEXT_TOKENS, TEXT_MODEL
@@ -98,7 +96,7 @@ def test_truncate_cuts(text_client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("raw", [True, False])
 def test_texts_over_grpc_have_the_bits_of_embeddings(
-    text_bundles: Path, vectors: list[list[float]], raw: bool
+    text_models: Models, vectors: list[list[float]], raw: bool
 ) -> None:
     pytest.importorskip("grpc")
     encoded = [text.encode() for text in TEXTS]
@@ -106,6 +104,6 @@ def test_texts_over_grpc_have_the_bits_of_embeddings(
     if not raw:
         about["contents"] = {"bytes_contents": encoded}
     sent = {"raw_input_contents": [serialized(*encoded)]} if raw else {}
-    with calling(load_all(text_bundles, Settings(worker_threads=1))) as (call, _, _):
+    with calling(text_models) as (call, _, _):
         answer = call("ModelInfer", model_name=TEXT_MODEL, inputs=[about], **sent)
     assert np.array_equal(over_grpc(answer)["pooled"], np.float32(vectors))

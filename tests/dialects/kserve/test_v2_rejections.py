@@ -4,15 +4,13 @@ request, and how the message begins (or, behind "...", what it holds)."""
 import json
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
-from addnorm.service.loading.loader import load_all
-from addnorm.service.settings import Settings
+from addnorm.service.engine.registry import Models
 from tests.support import web
 from tests.support.grpc_client import FIELDS, GrpcClient, calling, refusal
 from tests.support.texts import TEXT_MODEL
@@ -249,10 +247,9 @@ PARAMETERS = {bool: "bool_param", int: "int64_param", str: "string_param"}
 
 
 @pytest.fixture(scope="module")
-def called(text_bundles: Path) -> Iterator[tuple[GrpcClient, httpx.Client]]:
-    models = load_all(text_bundles, Settings(worker_threads=1))
+def called(text_models: Models) -> Iterator[tuple[GrpcClient, httpx.Client]]:
     with (
-        calling(models, admin=True) as (call, _, url),
+        calling(text_models, admin=True) as (call, _, url),
         web.client(base_url=url, timeout=60) as client,
     ):
         yield call, client

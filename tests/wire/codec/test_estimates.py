@@ -3,7 +3,6 @@
 import asyncio
 import tracemalloc
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,17 +14,17 @@ from addnorm.service.asking.limits import check
 from addnorm.service.engine.outputs import SparseVectors, TopK, Value
 from addnorm.service.engine.outputs.prompt_logprobs import Scored
 from addnorm.service.engine.outputs.values import Dense, Parts, Ragged
+from addnorm.service.engine.registry import Models
 from addnorm.service.server.table import PROTOCOLS
 from addnorm.service.server.wiring import Service
 from addnorm.service.wire.codec.decoding import RawRequest
 from addnorm.service.wire.codec.negotiation import PIECE_BYTES
 from addnorm.service.wire.route import Route
 from addnorm.service.wire.serving import decode
-from tests.conftest import inference_of
-from tests.support.task_models import DEFAULTS
+from tests.conftest import service_of
 from tests.support.waiting import PATIENCE_S
 
-NUM = 2000  # of texts, where they are short
+NUM = 1000  # of texts, where they are short
 PIECE_BYTES = 6 * PIECE_BYTES  # held while a piece is written, however long the answer is
 HELD = 1.3  # times what was estimated
 SENT = 3.0  # times what is sent, at most estimated
@@ -136,9 +135,9 @@ CASES: dict[str, Case] = {
 
 
 @pytest.fixture(scope="module")
-def service(task_bundles: Path) -> Iterator[Service]:
+def service(tasks: Models) -> Iterator[Service]:
     more = {"max_sequences": NUM, "max_tokens": 1_000_000, "max_queue_tokens": 1_000_000}
-    inference = inference_of(task_bundles, default_models=DEFAULTS, **more)
+    inference = service_of(tasks, **more)
     yield inference
     inference.close()
 

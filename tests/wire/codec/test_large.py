@@ -22,7 +22,6 @@ from addnorm.service.dialects.native.native_infer import INFER
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.registry import Models
 from addnorm.service.errors import BodyTooLarge, InvalidInput
-from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from addnorm.service.wire.codec import decoding
 from addnorm.service.wire.codec import negotiation as content
@@ -37,7 +36,7 @@ from addnorm.service.wire.codec.negotiation import (
 )
 from addnorm.service.wire.codec.shown import shown
 from addnorm.service.wire.codec.validation import BLOCK_BYTES, fit, parse
-from tests.conftest import Serve, serving
+from tests.conftest import Serve, service_of, serving
 from tests.support import web
 from tests.support.waiting import eventually
 
@@ -99,7 +98,7 @@ def test_json_of_what_is_made_while_it_is_written_is_the_same(num_bytes: int) ->
 
 def test_of_what_is_made_while_it_is_written_only_the_json_is_held() -> None:
     """Numbers of Python take several times their JSON."""
-    rows = ({"values": [float(n)] * 1000} for n in range(1000))
+    rows = ({"values": [float(n)] * 1000} for n in range(400))
     tracemalloc.start()
     try:
         parts = written(rows, 10 * PIECE_BYTES)
@@ -290,7 +289,7 @@ def test_what_is_told_of_many_models_is_made_off_the_event_loop(few: Models) -> 
             yield from ()
 
     threads: list[str] = []
-    inference = build(few, Settings(worker_threads=1, port=0, cache_bytes=0))
+    inference = service_of(few, worker_threads=1)
     inference.metrics.registry.register(Asked())
     with serving(inference) as url:
         threads.clear()

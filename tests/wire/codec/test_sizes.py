@@ -3,15 +3,15 @@ before anything is built, by field, limit and value."""
 
 import tracemalloc
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import orjson
 import pytest
 
-from tests.conftest import client_of, inference_of
-from tests.support.task_models import DEFAULTS, MAX_TEXT_TOKENS
+from addnorm.service.engine.registry import Models
+from tests.conftest import client_of, service_of
+from tests.support.task_models import MAX_TEXT_TOKENS
 
 MAX_SEQUENCES, MAX_TOKENS = 8, 128
 MAX_CHARACTERS = 16 * MAX_TEXT_TOKENS
@@ -173,9 +173,8 @@ ROWS += [
 
 
 @pytest.fixture(scope="module")
-def client(task_bundles: Path) -> Iterator[httpx.Client]:
-    limits = {"max_sequences": MAX_SEQUENCES, "max_tokens": MAX_TOKENS}
-    service = inference_of(task_bundles, default_models=DEFAULTS, **limits)
+def client(tasks: Models) -> Iterator[httpx.Client]:
+    service = service_of(tasks, max_sequences=MAX_SEQUENCES, max_tokens=MAX_TOKENS)
     with client_of(service) as client:
         yield client
 
