@@ -105,6 +105,13 @@ def one_thread() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def cache_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Servers and commands that tests start keep nothing in the user's own cache, and find nothing
+    there."""
+    os.environ["XDG_CACHE_HOME"] = str(root_of_this_run(tmp_path_factory) / "cache")
+
+
+@pytest.fixture(scope="session", autouse=True)
 def exports_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What PyTorch's exporter made for one test or process serves the others too."""
     exports.share(made_once(tmp_path_factory, "exports", Path.mkdir))
@@ -182,11 +189,15 @@ def linked(root: Path, folders: Iterable[Path]) -> Path:
     return root
 
 
-def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """A folder that the processes of one run share: the first makes it, the others wait for it."""
+def root_of_this_run(factory: pytest.TempPathFactory) -> Path:
+    """The folder that the processes of one run share."""
     root = factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        root = root.parent
+    return root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder in it: the first process makes it, the others wait for it."""
+    root = root_of_this_run(factory)
     with FileLock(root / f"{name}.lock"):
         if not (place := root / name).exists():
             make(partial := root / f"{name}.partial")

@@ -419,7 +419,7 @@ def test_a_part_of_another_job_is_found(
 
 
 def test_a_file_that_changes_while_it_is_read_ends_the_job(
-    embed: Embed, source: Path, refused: Callable[..., str], tmp_path: Path
+    source: Path, refused: Callable[..., str], tmp_path: Path
 ) -> None:
     other = corpus_files.table(NUM_ROWS, seed=1)
 
