@@ -28,6 +28,8 @@ from addnorm.service import locks
 from addnorm.service.engine import bundle
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.registry import Models, Root
+from addnorm.service.loading.addresses import where_kept
+from addnorm.service.loading.kept_proofs import PROOFS
 from addnorm.service.loading.loader import load_all
 from addnorm.service.server.connection import Connection
 from addnorm.service.server.process import Server
@@ -239,8 +241,10 @@ def client_of(service: Service, **options: Any) -> Iterator[httpx.Client]:
 
 
 def inference_of(root: Root, tracer: Tracer | None = None, **changed: Any) -> Service:
+    """What `addnorm serve` serves, with the proofs of earlier starts in this run."""
     settings = Settings(**{**OWN, **changed})
-    return build(load_all(root, settings), settings, tracer)
+    models = load_all(root, settings, Path(where_kept()) / PROOFS)
+    return build(models, settings, tracer)
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ WIDE = 192  # of whose matrices int8 pays for each
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
-    folder = checkpoint(tmp_path_factory.mktemp("wide"), WIDE)
+    folder = checkpoint(tmp_path_factory.mktemp("wide"), WIDE, 2)
     return sources.checkpoint(folder, Wishes(own_reading=True, samples=TEXTS))
 
 
