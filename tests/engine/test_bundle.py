@@ -102,10 +102,6 @@ def test_a_broken_bundle_is_refused_with_what_is_wrong_and_what_to_do(
     assert "\n" not in str(refused.value)
 
 
-def test_a_sound_bundle_loads(copy: Path) -> None:
-    assert load(bundles.read(copy), Settings()).bundle.ref == "notebook/1"
-
-
 @pytest.mark.parametrize(
     "environment", [{}, {"ADDNORM_PROVIDER": "cuda"}, {"ADDNORM_PORT": "eighty"}]
 )
