@@ -18,6 +18,7 @@ from addnorm.service.loading import folders
 from addnorm.service.loading.loader import load
 from addnorm.service.settings import Settings
 from tests.support.bundles import flip
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -112,8 +113,9 @@ def test_the_command_ends_with_one_line_and_not_zero(
         flip(copy / "model.onnx")
     command = [sys.executable, "-m", "addnorm", "serve", "--bundles", str(copy.parent.parent)]
     ended = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, **environment}
-    )
+        command, capture_output=True, text=True, env={**os.environ, **environment},
+        timeout=PATIENCE_S,
+    )  # fmt: skip
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1].startswith("addnorm: ")
     assert "Traceback" not in ended.stderr

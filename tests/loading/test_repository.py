@@ -420,7 +420,7 @@ def test_a_start_without_a_bundle_that_it_can_read_ends_in_one_line(shared: Path
         shutil.copytree(shared / "notebook", root / "notebook")
         path.chmod(0)
     with started_as_nobody(*roots) as process:
-        messages, errors = process.communicate()
+        messages, errors = process.communicate(timeout=PATIENCE_S)
     assert not errors
     for path, line in zip(unreadable, messages.splitlines(), strict=True):
         assert f"{path} cannot be read by user" in line
