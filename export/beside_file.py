@@ -64,16 +64,17 @@ def compare(their_file: Path, our_folder: Path, source: Source) -> Iterator[str]
             f" {', '.join(our_outputs)}"
         )
     output, own_output = pairs[-1]
-    ways_by_file = {their_file.name: _ways(their_session, output, sequences)}
-    for precision, session in our_sessions.items():
-        ways_by_file[f"ours, {precision}"] = _ways(session, own_output, sequences)
-    first_precision = next(iter(our_sessions))
-    base = ways_by_file[f"ours, {first_precision}"]
-    if ways_by_file[their_file.name].alone[0].shape != base.alone[0].shape:
-        shapes = ways_by_file[their_file.name].alone[0].shape, base.alone[0].shape
+    first_precision, first = next(iter(our_sessions)), sequences.sequence(0).grid()
+    both = ((their_session, output), (our_sessions[first_precision], own_output))
+    shapes = [_run(session, name, first)[0].shape for session, name in both]
+    if shapes[0] != shapes[1]:
         raise UsageError(
             f"--beside {their_file}: {output} has the shape {shapes[0]}, our output has {shapes[1]}"
         )
+    ways_by_file = {their_file.name: _ways(their_session, output, sequences)}
+    for precision, session in our_sessions.items():
+        ways_by_file[f"ours, {precision}"] = _ways(session, own_output, sequences)
+    base = ways_by_file[f"ours, {first_precision}"]
     num = len(sequences)
     yield f"{output} of {num} sequences; lowest and mean cosine to ours, {first_precision}, alone"
     for who, ways in ways_by_file.items():

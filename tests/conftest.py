@@ -28,6 +28,8 @@ from addnorm.service import locks
 from addnorm.service.engine import bundle
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.registry import Models, Root
+from addnorm.service.loading.addresses import where_kept
+from addnorm.service.loading.kept_proofs import PROOFS
 from addnorm.service.loading.loader import load_all
 from addnorm.service.server.connection import Connection
 from addnorm.service.server.process import Server
@@ -102,6 +104,13 @@ def one_thread() -> None:
     """The tests have a process for each core. For models so small, two threads that share a busy
     core are twenty times slower than one."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Servers and commands that tests start keep nothing in the user's own cache, and find nothing
+    there."""
+    os.environ["XDG_CACHE_HOME"] = str(root_of_this_run(tmp_path_factory) / "cache")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -182,11 +191,15 @@ def linked(root: Path, folders: Iterable[Path]) -> Path:
     return root
 
 
-def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """A folder that the processes of one run share: the first makes it, the others wait for it."""
+def root_of_this_run(factory: pytest.TempPathFactory) -> Path:
+    """The folder that the processes of one run share."""
     root = factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        root = root.parent
+    return root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder in it: the first process makes it, the others wait for it."""
+    root = root_of_this_run(factory)
     with FileLock(root / f"{name}.lock"):
         if not (place := root / name).exists():
             make(partial := root / f"{name}.partial")
@@ -228,8 +241,10 @@ def client_of(service: Service, **options: Any) -> Iterator[httpx.Client]:
 
 
 def inference_of(root: Root, tracer: Tracer | None = None, **changed: Any) -> Service:
+    """What `addnorm serve` serves, with the proofs of earlier starts in this run."""
     settings = Settings(**{**OWN, **changed})
-    return build(load_all(root, settings), settings, tracer)
+    models = load_all(root, settings, Path(where_kept()) / PROOFS)
+    return build(models, settings, tracer)
 
 
 def service_of(models: Models, **changed: Any) -> Service:

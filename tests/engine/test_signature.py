@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from base64 import b64decode
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from addnorm.service.errors import BundleRefused, StartupError
 from addnorm.service.loading.loader import load_all
 from addnorm.service.loading.repository import Repository
 from addnorm.service.settings import Settings
-from tests.support.bundles import flip
+from tests.support.bundles import flip, hashed_anew
 from tests.support.signing import Signer
 
 REMEDY = "; or sign it with `addnorm sign {} --key KEY.pem` if it is yours"
@@ -76,17 +75,15 @@ def test_signatures_are_those_of_the_librarys_own_command(copy: Path, alice: Sig
 
 def test_the_signature_gets_into_no_manifest(copy: Path, alice: Signer) -> None:
     signed(copy, alice)
-    manifest = bundles.read(copy).manifest
-    again = bundles.write_manifest(copy, manifest.model_dump(exclude={"format", "files"}))
-    assert again.manifest.files == manifest.files
+    bundle = bundles.read(copy)
+    assert hashed_anew(bundle).manifest.files == bundle.manifest.files
 
 
 def resigned(copy: Path, mallory: Signer) -> None:
     """A change that fits the hashes of manifest and certificate."""
     (copy / "notes.txt").write_text("changed")
     bundle = bundles.read(copy)
-    fields = bundle.manifest.model_dump(exclude={"format", "files"})
-    again = bundles.write_manifest(copy, fields)
+    again = hashed_anew(bundle)
     assert bundle.certificate
     known = {k: v for k, v in bundle.certificate.items() if k not in ("bundle", "manifest_sha256")}
     bundles.write_certificate(again, known)
@@ -150,20 +147,6 @@ def test_what_is_not_as_a_trusted_key_signed_it_is_refused_in_one_line(
     (entry,) = models.index()
     assert (entry.state, entry.reason) == ("READY", message)
     assert capsys.readouterr() == ("", "")
-
-
-def test_the_start_is_refused_in_one_line(
-    copy: Path, alice: Signer, mallory: Signer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    signed(copy, mallory)
-    monkeypatch.setenv("ADDNORM_TRUSTED_KEYS", str(alice.public))
-    command = [sys.executable, "-m", "addnorm", "serve", "--port", "0", "--bundles"]
-    ended = subprocess.run(
-        [*command, copy.parent.parent], capture_output=True, text=True, timeout=30
-    )
-    assert (ended.returncode, ended.stdout) == (1, "")
-    (line,) = ended.stderr.splitlines()
-    assert line.startswith(f"addnorm: bundle {copy}: model.sig was not made with a key")
 
 
 def test_a_signature_cannot_except_files(copy: Path, alice: Signer) -> None:
@@ -248,9 +231,7 @@ def test_a_trusted_key_that_cannot_be_read_is_named(
         bundles.read(copy, [alice.public, file])
 
 
-def test_a_key_that_cannot_sign_is_named(
-    copy: Path, alice: Signer, mallory: Signer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_key_that_cannot_sign_is_named(copy: Path, alice: Signer, mallory: Signer) -> None:
     for key, certificate, words in (
         (alice.public, None, "must be a private EC key of P-256, P-384 or P-521"),
         (alice.key, mallory.certificate, "does not match"),

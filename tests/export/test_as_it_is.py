@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from addnorm.export import ExportError, export_bundle, verify_bundle
 from addnorm.export.reference.asking import Asking, unwrap, vocab_size
+from addnorm.export.reference.modules import open_module
+from addnorm.export.wishes import Wishes
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.batch import Batch
 from addnorm.service.engine.model import Model
@@ -30,6 +32,7 @@ from addnorm.service.wire.codec.safetensors_body import SAFETENSORS
 from addnorm.service.wire.route import Route
 from tests.conftest import client_of, inference_of
 from tests.support import grpc_client
+from tests.support.bundles import hashed_anew
 from tests.support.exports import fresh_exports
 from tests.support.grpc_client import GrpcClient
 from tests.support.people.examples import padded_left
@@ -54,6 +57,7 @@ from tests.support.people.unrecognized import (
     V,
 )
 
+MODULES = {"by-token": Gated, "by-sequence": Normalized, "several": Several}
 ROWS = [[3, 4, 5], [9], [7, 8, 9, 10, 11], [5, 4, 3], [2] * 40]
 
 
@@ -98,16 +102,25 @@ class Hashed(Gated):
         return super().forward(ids) + self.small(ids % 7).sum(-1, keepdim=True)
 
 
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Bundles of a tensor for each token, of one for the sequence, and of several."""
+    root = tmp_path_factory.mktemp("as-it-is")
+    for name, module in MODULES.items():
+        export_bundle(module(), root, name, outputs=["rows", "first"] if name == "several" else [])
+    return root
+
+
 def answered(module: nn.Module, row: list[int], *more: Tensor) -> Any:
     with torch.no_grad():
         return module.eval()(torch.tensor([row]), *more)
 
 
-def test_what_it_answers_is_served_whatever_the_padding_and_the_company(tmp_path: Path) -> None:
-    by_token, by_sequence, several = Gated(), Normalized(), Several()
-    for name, module in (("by-token", by_token), ("by-sequence", by_sequence)):
-        assert export_bundle(module, tmp_path, name).tasks == ()
-    bundle = export_bundle(several, tmp_path, "several", outputs=["rows", "first"])
+def test_what_it_answers_is_served_whatever_the_padding_and_the_company(root: Path) -> None:
+    by_token, by_sequence, several = (module() for module in MODULES.values())
+    for name in ("by-token", "by-sequence"):
+        assert bundles.read(root / name / "1").tasks == ()
+    bundle = bundles.read(root / "several" / "1")
     assert bundle.manifest.limits.max_positions == LONGEST
     assert bundle.manifest.limits.vocab_size == V
     created = (bundle.certificate or {})["created"] = "2020-01-01T00:00:00+00:00"
@@ -117,7 +130,7 @@ def test_what_it_answers_is_served_whatever_the_padding_and_the_company(tmp_path
     assert again["created"] == created, "its files are as they were"
     with pytest.raises(ExportError, match=r"was exported from .*, but this model is"):
         verify_bundle(bundle.path, by_token)
-    with client_of(inference_of(tmp_path)) as client:
+    with client_of(inference_of(root)) as client:
 
         def outputs(model: str, **body: Any) -> dict[str, Any]:
             answer = client.post("/v1/infer", json={"model": model, **body})
@@ -192,10 +205,10 @@ def shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     export_bundle(Shaped(), out, "shaped", as_it_is=True, config=few, vocabulary=LETTERS)
     shutil.copytree(out / "shaped", out / "older")
     bundle = bundles.read(out / "older/1")
-    manifest = bundle.manifest.model_dump(exclude={"format", "files"})
-    for tensor in manifest["as_it_is"]:
-        del tensor["row_shape"]
-    older = bundles.write_manifest(bundle.path, {**manifest, "name": "older"})
+    tensors = [
+        tensor.model_dump(exclude={"row_shape"}) for tensor in bundle.manifest.as_it_is or ()
+    ]
+    older = hashed_anew(bundle, name="older", as_it_is=tensors)
     certificate = {**(bundle.certificate or {}), "bundle": older.ref}
     bundles.write_certificate(older, {**certificate, "manifest_sha256": older.manifest_sha256})
     return out
@@ -217,7 +230,7 @@ def sizes(values: Any) -> list[int]:
 
 
 def test_each_tensor_is_an_output_with_the_shape_that_the_module_gives(
-    client: httpx.Client, shaped_service: Service
+    client: httpx.Client,
 ) -> None:
     row, expected = [3, 4, 5], answered(Shaped(), [3, 4, 5])
     body = {"model": "shaped", "input_ids": [row]}
@@ -338,27 +351,28 @@ class Pair(Gated):
         return rows, None, rows.mean(1)
 
 
-def test_every_route_says_what_it_is(tmp_path: Path) -> None:
+def test_every_route_says_what_it_is(root: Path) -> None:
     """Also where others list what a model can do, of which there is nothing."""
-    export_bundle(Gated(), tmp_path, "own")
-    with client_of(inference_of(tmp_path, admin=True)) as client:
+    with client_of(inference_of((root / "by-token",), admin=True)) as client:
         posts = [route for each in PROTOCOLS for route in each.routes if isinstance(route, Route)]
-        for route, model in product(posts, ({"model": "own"}, {})):
-            path = re.sub(r"\{version[^}]*\}", "1", re.sub(r"\{model[^}]*\}", "own", route.path))
+        for route, model in product(posts, ({"model": "by-token"}, {})):
+            path = re.sub(r"\{version[^}]*\}", "1", route.path)
+            path = re.sub(r"\{model[^}]*\}", "by-token", path)
             for example in route.examples.values():
                 answer = client.post(path, json={**without_model(example), **model})
                 assert answer.status_code < 500, (path, answer.text)
                 assert not re.search(r'(can|are|has|with|of) *"', answer.text), (path, answer.text)
-        for path in ("/info", "/info?model=own", "/hf/own/info", "/v1/models/own"):
+        for path in ("/info", "/info?model=by-token", "/hf/by-token/info", "/v1/models/by-token"):
             assert client.get(path).status_code == 200
         assert client.get("/info").json()["model_type"] == {"as_it_is": {}}
-        message = client.post("/rerank", json={"model": "own", "query": "a", "texts": ["b"]}).text
+        ask = {"model": "by-token", "query": "a", "texts": ["b"]}
+        message = client.post("/rerank", json=ask).text
         assert (
-            "own/1 cannot rerank: it is a module without a task: use /v1/infer or KServe V2, or"
-            " export it again with a tokenizer and labels=, pooling= or task=" in message
+            "by-token/1 cannot rerank: it is a module without a task: use /v1/infer or KServe V2,"
+            " or export it again with a tokenizer and labels=, pooling= or task=" in message
         )
-        assert client.post("/api/show", json={"model": "own"}).json()["capabilities"] == []
-        pin = client.post("/v2/repository/models/own/1/pin", json={"x": 1})
+        assert client.post("/api/show", json={"model": "by-token"}).json()["capabilities"] == []
+        pin = client.post("/v2/repository/models/by-token/1/pin", json={"x": 1})
         assert "x is unknown; known are none" in pin.text
 
 
@@ -369,13 +383,14 @@ def without_model(example: Any) -> dict[str, Any]:
 def test_tensors_are_picked_and_named(tmp_path: Path) -> None:
     few: Any = {"as_it_is": True, "config": {"max_positions": 8}}
     for module, outputs, expected in (
-        (Pair(), [], [("0", "token"), ("2", "sequence")]),
-        (Pair(), ["scores", "mean"], [("scores", "token"), ("mean", "sequence")]),
-        (Places(), ["2"], [("2", "sequence")]),
+        (Pair(), (), [("0", "token"), ("2", "sequence")]),
+        (Pair(), ("scores", "mean"), [("scores", "token"), ("mean", "sequence")]),
+        (Places(), ("2",), [("2", "sequence")]),
     ):
-        bundle = export_bundle(module, tmp_path, "own", outputs=outputs, **few)
-        names = [(tensor.name, tensor.of) for tensor in bundle.manifest.as_it_is or ()]
-        assert names == expected
+        tensors = open_module(module, Wishes(graph="authors", outputs=outputs)).tensors
+        assert [(tensor.name, tensor.of) for tensor in tensors.values()] == expected
+    bundle = export_bundle(module, tmp_path, "own", outputs=outputs, **few)
+    assert [tensor.name for tensor in bundle.manifest.as_it_is or ()] == ["2"]
     verify_bundle(bundle.path, module)
     for module, outputs, words in (
         (Several(), ["last"], "outputs has last, but the module answers with rows, first, ids"),
@@ -410,8 +425,8 @@ def test_ids_are_those_of_the_table_that_is_read_at_all_of_them() -> None:
     assert vocab_size(Asking(module, module)) == V
 
 
-def test_sequences_run_alone_where_company_changes_bits(tmp_path: Path) -> None:
-    engine = Model(export_bundle(Normalized(), tmp_path, "own", as_it_is=True)).engine(None)
+def test_sequences_run_alone_where_company_changes_bits(root: Path) -> None:
+    engine = Model(bundles.read(root / "by-sequence" / "1")).engine(None)
     assert isinstance(engine, OwnEngine)
     sizes, body = list[int](), engine._body
 

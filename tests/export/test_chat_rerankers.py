@@ -22,6 +22,7 @@ from tests.support.families import made, save
 from tests.support.sentence_transformers import tell, write_modules, write_settings
 
 YES, NO, LIMIT = 70, 61, 200
+SIZES = {"vocab_size": 410, "max_position_embeddings": 300, "num_hidden_layers": 1}
 TEMPLATE = """\
 {%- macro told(role) -%}
 {{ messages | selectattr("role", "eq", role) | map(attribute="content") | join }}
@@ -56,30 +57,26 @@ def words() -> PreTrainedTokenizerFast:
     return fast
 
 
-def checkpoint(class_name: str, folder: Path, **changed: Any) -> PreTrainedModel:
-    sizes = {"vocab_size": 410, "max_position_embeddings": 300, "tie_word_embeddings": True}
-    model = made(class_name, **sizes, **changed)
+def checkpoint(folder: Path) -> PreTrainedModel:
+    """A folder of a CrossEncoder, as sentence-transformers writes it."""
+    model = made("Qwen3ForCausalLM", **SIZES, tie_word_embeddings=True)
     save(model, folder)
     words().save_pretrained(folder)
-    settings: dict[str, Any] = {
-        "processing_kwargs": {"chat_template": {"add_generation_prompt": True}}
-    }
-    if class_name.endswith("CausalLM"):
-        write_modules(folder, Transformer="", LogitScore="1_LogitScore")
-        write_settings(folder / "1_LogitScore", true_token_id=YES, false_token_id=NO)
-        listed = (folder / "modules.json").read_text()
-        package = "sentence_transformers.cross_encoder.modules"
-        (folder / "modules.json").write_text(
-            listed.replace("sentence_transformers.models.LogitScore", f"{package}.LogitScore")
-        )
-        modality = {"method": "forward", "method_output_name": "logits"}
-        settings |= {
-            "module_output_name": "causal_logits",
-            "transformer_task": "text-generation",
-            "modality_config": {"text": modality, "message": {**modality, "format": "flat"}},
-        }
-        write_settings(folder, "config_sentence_transformers.json", model_type="CrossEncoder")
-    write_settings(folder, "sentence_bert_config.json", **settings)
+    write_modules(folder, Transformer="", LogitScore="1_LogitScore")
+    write_settings(folder / "1_LogitScore", true_token_id=YES, false_token_id=NO)
+    listed = (folder / "modules.json").read_text()
+    package = "sentence_transformers.cross_encoder.modules"
+    (folder / "modules.json").write_text(
+        listed.replace("sentence_transformers.models.LogitScore", f"{package}.LogitScore")
+    )
+    write_settings(folder, "config_sentence_transformers.json", model_type="CrossEncoder")
+    modality = {"method": "forward", "method_output_name": "logits"}
+    write_settings(
+        folder, "sentence_bert_config.json", module_output_name="causal_logits",
+        transformer_task="text-generation",
+        processing_kwargs={"chat_template": {"add_generation_prompt": True}},
+        modality_config={"text": modality, "message": {**modality, "format": "flat"}},
+    )  # fmt: skip
     return model
 
 
@@ -90,7 +87,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(root: Path) -> PreTrainedModel:
-    return checkpoint("Qwen3ForCausalLM", root / "chat")
+    return checkpoint(root / "chat")
 
 
 @pytest.fixture(scope="module")
@@ -152,9 +149,7 @@ def test_the_form_of_a_classifier_has_the_same_weights(
     root: Path, model: PreTrainedModel, tmp_path: Path
 ) -> None:
     """The hub has it so: one label, the difference of the two rows."""
-    twin = made(
-        "Qwen3ForSequenceClassification", vocab_size=410, max_position_embeddings=300, num_labels=1
-    )
+    twin = made("Qwen3ForSequenceClassification", **SIZES, num_labels=1)
     rows = model.get_output_embeddings().weight.detach()
     with torch.no_grad():
         twin.score.weight.copy_((rows[YES] - rows[NO])[None])
@@ -176,14 +171,14 @@ def test_the_form_of_a_classifier_has_the_same_weights(
 def test_a_score_that_cannot_be_read_is_refused(
     tmp_path: Path, change: dict[str, Any], words_of: str
 ) -> None:
-    checkpoint("Qwen3ForCausalLM", tmp_path)
+    checkpoint(tmp_path)
     write_settings(tmp_path / "1_LogitScore", **change)
     with pytest.raises(CheckpointError, match=words_of):
         load_checkpoint(tmp_path)
 
 
 def test_a_score_needs_a_language_model(tmp_path: Path) -> None:
-    checkpoint("Qwen3ForCausalLM", tmp_path)
+    checkpoint(tmp_path)
     tell(tmp_path, architectures=["Qwen3Model"])
     with pytest.raises(CheckpointError, match="names no language model to score by"):
         load_checkpoint(tmp_path)

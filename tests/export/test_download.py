@@ -1,16 +1,17 @@
 """Models of the Hugging Face hub, from one that runs here."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
+from addnorm.export import command
 from addnorm.export.download import DownloadError, address, fetch, files_to_read
+from addnorm.export.opening import Checkpoint, checkpoint_of
+from addnorm.export.wishes import NO_WISHES
 from addnorm.model.checkpoints import CheckpointError
 from addnorm.service.engine.files import sha256
 from tests.support.hub import COMMIT, REPOSITORY, Hub, hub
@@ -146,47 +147,35 @@ def test_a_folder_comes_before_a_repository(
         assert address(name) is None
 
 
-PROGRAM = """
-import json, sys
-from addnorm.export import command
-from addnorm.export.opening import Checkpoint, checkpoint_of
-from addnorm.export.wishes import NO_WISHES
-command.export(["org/tiny", "--check"])
-with Checkpoint("org/tiny").packed(NO_WISHES) as source:
-    pass
-names = ("org/tiny", sys.argv[1])
-again = []
-for name in names:
-    model, wishes = checkpoint_of(source.origin, NO_WISHES, name)
-    with model.packed(wishes) as opened:
-        again.append(opened.origin)
-print(json.dumps([source.name, source.origin, *again]))
-"""
-
-
 def test_the_manifest_records_where_a_model_came_from(
-    served: Hub, repository: Path, tmp_path: Path
+    served: Hub,
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The export runs in a process of its own: huggingface_hub reads the environment when it is
-    imported."""
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, served.url)
+    for name, value in (
+        ("ENDPOINT", served.url),
+        ("HUGGINGFACE_CO_URL_TEMPLATE", template),
+        ("HF_HUB_CACHE", str(tmp_path / "cache")),
+    ):
+        monkeypatch.setattr(constants, name, value)
     local = shutil.copytree(repository, tmp_path / "tiny")
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, local],
-        env={**os.environ, "HF_ENDPOINT": served.url, "HF_HOME": str(tmp_path / "cache")},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    *shown, last = ran.stdout.splitlines()
-    name, origin, again, of_folder = json.loads(last)
-    assert f"checkpoint: {REPOSITORY}@{COMMIT}" in shown
-    assert name == "tiny"
-    assert origin == {
+    command.export([REPOSITORY, "--check"])
+    with Checkpoint(REPOSITORY).packed(NO_WISHES) as source:
+        assert source.name == "tiny"
+    assert source.origin == {
         "checkpoint": "tiny",
         "weights": {"model.safetensors": sha256(repository / "model.safetensors")},
         "unused": ["pooler.dense.bias", "pooler.dense.weight"],
         "repository": REPOSITORY,
         "revision": COMMIT,
     }
-    assert again == of_folder == origin
+    for name in (REPOSITORY, str(local)):
+        model, wishes = checkpoint_of(source.origin, NO_WISHES, name)
+        with model.packed(wishes) as again:
+            assert again.origin == source.origin
+    shown = capsys.readouterr().out.splitlines()
+    assert f"checkpoint: {REPOSITORY}@{COMMIT}" in shown
     assert shown[-2:] == [f"downloading {REPOSITORY}@main", f"downloading {REPOSITORY}@{COMMIT}"]

@@ -1,7 +1,9 @@
 """fp16: a graph that holds what it promises, certified, and refused where numbers do not fit."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,6 +21,7 @@ from addnorm.model.presets import build
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.model import Model
+from tests.support.bundles import change_constant, hashed_anew
 
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 
@@ -26,11 +29,6 @@ FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 def exported(preset: str, layout: str = "packed") -> Graph:
     """A preset's graph in fp32."""
     return all_graphs.export_body(build(preset, layout))
-
-
-def scale(model: ModelProto, name: str, factor: float) -> None:
-    item = next(item for item in model.graph.initializer if item.name == name)
-    item.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(item) * factor, name))
 
 
 def halved(preset: str, layout: str = "packed") -> ModelProto:
@@ -147,8 +145,7 @@ def test_a_changed_graph_of_a_gpu_is_not_certified(
     norm = next(node for node in graph.graph.node if node.op_type == "LayerNormalization")
     next(item for item in norm.attribute if item.name == "epsilon").f = 1e-3
     onnx.save(graph, place / bundles.GPU_GRAPH)
-    fields = notebook_in_fp16.manifest.model_dump(exclude={"format", "files"})
-    bundle = bundles.write_manifest(place, fields)
+    bundle = hashed_anew(replace(notebook_in_fp16, path=place))
     with pytest.raises(CertificationError, match=r"gpu, attributes \(fp32\): .*epsilon"):
         parity.compare_all(bundle, sources.preset("notebook"))
 
@@ -156,7 +153,7 @@ def test_a_changed_graph_of_a_gpu_is_not_certified(
 def test_a_weight_that_is_too_large_is_refused() -> None:
     """The error names the weight, the place in it and its value."""
     body = exported("notebook")
-    scale(body.proto, "blocks.0.ffn.up.bias", 1e9)
+    change_constant(body.proto, "blocks.0.ffn.up.bias", lambda bias: bias * 1e9)
     words = (
         r"does not fit into fp16: blocks.0.ffn.up.bias\[\d+\] is -?\d.*,"
         r" the limit of fp16 is 65504; leave"
@@ -173,11 +170,11 @@ def test_numbers_that_overflow_are_refused_in_words(
     shutil.copytree(notebook_in_fp16.path, place)
     graph = onnx.load(place / "model.fp16.onnx")
     for weight in ("attention.out", "ffn.down"):
-        scale(graph, f"blocks.0.{weight}.weight{SUFFIX}", 50_000)
+        name = f"blocks.0.{weight}.weight{SUFFIX}"
+        change_constant(graph, name, lambda values: values * 50_000)
     onnx.save(graph, place / "model.fp16.onnx")
-    alone = {"precisions": {"fp16": "model.fp16.onnx"}, "default_precision": "fp16"}
-    fields = notebook_in_fp16.manifest.model_dump(exclude={"format", "files"})
-    bundle = bundles.write_manifest(place, {**fields, **alone})
+    alone: dict[str, Any] = {"precisions": {"fp16": "model.fp16.onnx"}, "default_precision": "fp16"}
+    bundle = hashed_anew(replace(notebook_in_fp16, path=place), **alone)
     words = r"\(fp16\): .* are not finite: .* end at 65504 in fp16: leave fp16 out of"
     with pytest.raises(CertificationError, match=words):
         parity.compare_answers(Model(bundle), sources.preset("notebook"))

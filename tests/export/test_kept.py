@@ -23,6 +23,7 @@ from tests.support import web
 from tests.support.hub import COMMIT, REPOSITORY, hub
 from tests.support.process import Process
 from tests.support.texts import checkpoint
+from tests.support.waiting import PATIENCE_S
 
 
 class Exporter:
@@ -238,7 +239,7 @@ def test_two_starts_export_once(folder: Path, tmp_path: Path) -> None:
 
     def slowly(words: Sequence[str]) -> None:
         inside.set()
-        assert go_on.wait(60)
+        assert go_on.wait(PATIENCE_S)
         export(words)
 
     folders = list[Path]()
@@ -248,13 +249,13 @@ def test_two_starts_export_once(folder: Path, tmp_path: Path) -> None:
 
     threads = [threading.Thread(target=start, args=(slowly, print))]
     threads[0].start()
-    assert inside.wait(60)
+    assert inside.wait(PATIENCE_S)
     threads.append(threading.Thread(target=start, args=(export, lambda _: waits.set())))
     threads[1].start()
-    assert waits.wait(60)
+    assert waits.wait(PATIENCE_S)
     go_on.set()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert len(export.commands) == 1
     assert folders[0] == folders[1]
 
@@ -325,7 +326,7 @@ def _answers(
 ) -> Iterator[object]:
     server = Process(None, *words, **environment)
     try:
-        with web.client(base_url=server.url, timeout=60) as client:
+        with web.client(base_url=server.url, timeout=PATIENCE_S) as client:
             assert not [*Path(environment["TMPDIR"]).glob("addnorm-*")]
             for model in ("tiny", REPOSITORY):
                 response = client.post("/v1/embeddings", json={**body, "model": model})

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,6 @@ from addnorm.service.engine.manifest import Limits, Manifest
 from addnorm.service.errors import StartupError
 from addnorm.service.loading.loader import load
 from addnorm.service.settings import Settings
-from tests.support.bundles import flip
 
 GRAPH, DATA = "model.onnx", "model.onnx.data"
 LIMIT = 4096  # bytes of constants in a file, in place of 1 GiB
@@ -61,21 +60,6 @@ def test_they_are_served_with_the_bits_of_one_file(large: Bundle, notebook: Path
     served = [load(bundles.read(path), Settings()) for path in (large.path, notebook)]
     batch = selfcheck.sequences(large.manifest.limits, [1, 5, 7])
     assert selfcheck.same_bits(*(model.engine(None).run(batch) for model in served))
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (flip, f"{DATA} does not match its sha256; export it again"),
-        (Path.unlink, f"{DATA} is missing; export it again"),
-    ],
-)
-def test_a_server_refuses_other_data(
-    copy: Path, change: Callable[[Path], None], words: str
-) -> None:
-    change(copy / DATA)
-    with pytest.raises(StartupError, match=words):
-        load(bundles.read(copy), Settings())
 
 
 def place(copy: Path, **changed: str) -> None:
@@ -151,16 +135,6 @@ def test_a_server_reads_no_data_that_the_manifest_does_not_know(copy: Path) -> N
     (copy / bundles.MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(StartupError, match=r"has no sha256 of 'w\.bin', which has weights of"):
         bundles.read(copy)
-
-
-def test_data_that_the_manifest_does_not_know_is_not_certified(copy: Path) -> None:
-    manifest = json.loads((copy / bundles.MANIFEST).read_bytes())
-    del manifest["files"][DATA]
-    (copy / bundles.MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(
-        SystemExit, match=f"manifest.json has no sha256 of '{DATA}', which has weights of"
-    ):
-        command.verify([str(copy)])
 
 
 def test_a_changed_weight_is_found_by_name(copy: Path) -> None:

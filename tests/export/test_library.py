@@ -94,11 +94,12 @@ def test_what_is_served_is_what_the_model_says(bundle: Bundle) -> None:
     assert (bundle.manifest.pooling, bundle.manifest.normalize) == ("weighted_mean", False)
 
 
-def test_the_callers_model_is_not_changed(tmp_path: Path) -> None:
+def test_the_callers_model_is_not_changed(folder: Path, tmp_path: Path) -> None:
     model = classifier()
     before, layout = copy.deepcopy(model.state_dict()), model.layout
     grad = model.tokens.weight.grad
-    written = export_bundle(model, tmp_path, "own", version=7)
+    options = {"tokenizer": folder, "max_length": MAX_LENGTH}
+    written = export_bundle(model, tmp_path, "own", version=7, **options)
     assert written.ref == "own/7"
     assert model.training
     assert model.layout is layout

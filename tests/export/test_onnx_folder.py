@@ -151,7 +151,9 @@ def test_files_say_what_is_certified(checkpoint: Path, tmp_path: Path) -> None:
 
 
 def test_chosen_labels_are_in_the_configuration(tmp_path: Path) -> None:
-    made("BertForSequenceClassification", num_labels=2).save_pretrained(tmp_path / "plain")
+    made("BertForSequenceClassification", num_labels=2, num_hidden_layers=1).save_pretrained(
+        tmp_path / "plain"
+    )
     source = sources.checkpoint(tmp_path / "plain", Wishes(labels=("no", "yes")))
     out = onnx_folder.export(source, tmp_path / "mine")
     config = json.loads((out / "config.json").read_text())
@@ -254,7 +256,7 @@ def test_a_cross_encoder_has_logits_alone(tmp_path: Path) -> None:
 
 
 def test_spans_have_the_names_of_question_answering(tmp_path: Path) -> None:
-    model = save(made("BertForQuestionAnswering"), tmp_path / "checkpoint")
+    model = save(made("BertForQuestionAnswering", num_hidden_layers=1), tmp_path / "checkpoint")
     folder = onnx_folder.export(sources.checkpoint(model), tmp_path / "spans")
     opened, mask = session(folder), np.array([[1, 1, 1], [1, 1, 0]])
     assert [item.name for item in opened.get_outputs()] == ["start_logits", "end_logits"]

@@ -20,8 +20,10 @@ from addnorm.export.graphs.packed_attention import num_parts
 from addnorm.export.graphs.portable import LANES, lane_sums, make_portable
 from addnorm.model.config import Bands, Config, Disentangled, Positions, Rotary
 from addnorm.model.norms import LayerNorm
+from addnorm.model.presets import PRESETS
 from addnorm.model.transformer import Transformer, randomize
 from addnorm.service.engine.manifest import Limits
+from tests.support.bundles import change_constant
 
 SMALL = Config(vocab_size=50, d_model=64, n_heads=2, d_ff=64, n_layers=1, max_positions=300)
 DISTANCES = replace(
@@ -30,15 +32,15 @@ DISTANCES = replace(
     eps=1e-7,
     positions=Positions("none", disentangled=Disentangled(span=16, farthest=90)),
 )
+BIASED = replace(
+    SMALL, d_model=160, n_heads=1, norm="std", norm_bias=False, activation="silu",
+    positions=Positions(buckets=8),
+)  # fmt: skip
 CONFIGS = {  # what no preset has: those are certified
-    "relative bias, no beta": replace(
-        SMALL, positions=Positions(buckets=8), norm_bias=False, activation="silu"
-    ),
-    "unbiased deviation, heads in two parts": replace(
-        SMALL, d_model=160, n_heads=1, norm="std", activation="relu"
-    ),
+    "relative bias, unbiased deviation, no beta, heads in two parts": BIASED,
     "shared keys of two parts": replace(
-        SMALL, n_heads=4, n_kv_heads=2, d_head=160, norm="rms", norm_bias=False, qk_norm=True
+        SMALL, n_heads=4, n_kv_heads=2, d_head=160, norm="rms", norm_bias=False, qk_norm=True,
+        activation="relu",
     ),
     "distances": DISTANCES,
     "distances of keys alone, heads in two parts": replace(DISTANCES, n_layers=1, d_model=160,
@@ -50,7 +52,7 @@ LENGTHS = [3, 140, 1, 17, 270]
 EDGES = [1, 63, 64, 65, 66, 127, 128, 129, 130, 192, 193, 256, 257, 258, 17, 2, 300]
 ROTARY = Positions("none", Rotary(160_000.0, 10_000.0))
 LOCAL = replace(
-    SMALL, d_model=128, n_layers=2, max_positions=2049, block="pre", first_norm=False,
+    SMALL, d_model=128, n_kv_heads=1, n_layers=2, max_positions=2049, block="pre", first_norm=False,
     embedding_norm=True, final_norm=True, norm_bias=False, attention_bias=False, gated=True,
     ffn_bias="none", positions=ROTARY, window=64, local_layers=(1,),
 )  # fmt: skip
@@ -79,7 +81,7 @@ def test_a_portable_graph_computes_what_pytorch_does(config: Config) -> None:
     same_alone_and_together(config, LENGTHS)
 
 
-def test_windows_give_equal_bits_at_every_length_in_any_company() -> None:
+def test_windows_of_shared_keys_give_equal_bits_at_every_length_in_any_company() -> None:
     same_alone_and_together(LOCAL, EDGES)
     same_alone_and_together(LOCAL, [2049, 130, 1])
 
@@ -94,8 +96,6 @@ SHARED = replace(
 
 def test_shared_keys_give_equal_bits_in_any_company() -> None:
     same_alone_and_together(SHARED, LENGTHS)
-    windows = replace(SHARED, causal=False, window=64, local_layers=(0,))
-    same_alone_and_together(windows, [130, 1, 64])
 
 
 def test_a_norm_of_another_square_and_keys_of_another_head_are_found(
@@ -178,10 +178,12 @@ def test_graphs_of_the_layout_padded_are_read_back_too(name: str) -> None:
 
 
 def test_a_lens_of_terms_of_distances_is_read_back_too() -> None:
-    """An export that kept one width had a table of its distances alone."""
+    """An export that kept one width had a table of its distances alone. Its scores are clipped as
+    those of the body are."""
     model = model_of(replace(DISTANCES, n_layers=1))
     lens = make_portable(graph_module.export_lens(model))
-    assert [*attributes.body(lens, model.config, "fp32", portable=True)] == []
+    for graph in (lens, far_scores.clip(lens, (0,))):
+        assert [*attributes.body(graph, model.config, "fp32", portable=True)] == []
 
 
 def test_swapped_terms_of_distances_are_found(graphs: dict[str, Graph]) -> None:
@@ -314,8 +316,8 @@ def lowest_exponents(graph: Graph, given: dict[str, np.ndarray]) -> list[float]:
 
 
 def test_scores_far_apart_are_clipped_where_they_are_and_change_no_bit() -> None:
-    config, given = replace(SMALL, n_layers=2), grid(LENGTHS)
-    graphs = all_graphs.Graphs.export(with_far_scores(config, 1, 120.0), lens=True)
+    config, given = PRESETS["postnorm"], grid(LENGTHS)
+    graphs = all_graphs.Graphs.export(with_far_scores(config, 1, 120.0), lens=False)
     layers = far_scores.layers(graphs.body, limits_of(config))
     assert layers == (1,)
     before = lowest_exponents(graphs.body, given)
@@ -323,8 +325,6 @@ def test_scores_far_apart_are_clipped_where_they_are_and_change_no_bit() -> None
     assert before[0] > far_scores.FAR
     clipped = graphs.clip(layers)
     assert lowest_exponents(clipped.body, given) == [before[0], -87.0]
-    assert clipped.lens
-    assert [*attributes.body(clipped.lens, config, "fp32", portable=True)] == []
     for one, other in zip(
         session(graphs.body).run(None, given), session(clipped.body).run(None, given), strict=True
     ):
@@ -333,7 +333,7 @@ def test_scores_far_apart_are_clipped_where_they_are_and_change_no_bit() -> None
 
 @pytest.mark.parametrize(
     "config",
-    [SHARED, LOCAL, CONFIGS["relative bias, no beta"]],
+    [SHARED, LOCAL, BIASED],
     ids=["causal", "windows", "relative bias"],
 )
 def test_masked_keys_that_are_clipped_weigh_nothing_and_no_bit_changes(config: Config) -> None:
@@ -357,11 +357,10 @@ def test_masked_keys_that_are_clipped_weigh_nothing_and_no_bit_changes(config: C
 def test_a_clip_at_another_number_and_masked_keys_that_weigh_something_are_found(
     graphs: dict[str, Graph],
 ) -> None:
-    far = all_graphs.Graphs.export(with_far_scores(SMALL, 0, 120.0), lens=False).clip((0,)).body
-    assert [*attributes.body(far, SMALL, "fp32", portable=True)] == []
-    item = next(item for item in far.proto.graph.initializer if item.name == "portable.-87.0")
-    item.CopyFrom(numpy_helper.from_array(np.array(-8, np.float32), item.name))
-    differences = "; ".join(attributes.body(far, SMALL, "fp32", portable=True))
+    far = all_graphs.Graphs.export(with_far_scores(BIASED, 0, 120.0), lens=False).clip((0,)).body
+    assert [*attributes.body(far, BIASED, "fp32", portable=True)] == []
+    change_constant(far.proto, "portable.-87.0", lambda _: -8)
+    differences = "; ".join(attributes.body(far, BIASED, "fp32", portable=True))
     assert "clips scores at a number other than -87.0" in differences
     clipped = far_scores.clip(graphs["shared keys"], (0,))
     masked = graphs["shared keys"].copy()

@@ -27,6 +27,7 @@ from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.model import Model
 from addnorm.service.loading.loader import check
 from tests.conftest import preset
+from tests.support.bundles import change_constant, hashed_anew
 
 ROOT = Path(__file__).parents[2]
 INT8 = "model.int8.onnx"
@@ -45,16 +46,7 @@ def tampered(bundle: Bundle, folder: Path, change: Callable[[ModelProto], None])
     graph = onnx.load(place / INT8)
     change(graph)
     onnx.save(graph, place / INT8)
-    manifest = json.loads((place / bundles.MANIFEST).read_text())
-    manifest["precisions"] = {"int8": INT8}
-    return bundles.write_manifest(
-        place, {k: v for k, v in manifest.items() if k not in ("format", "files")}
-    )
-
-
-def set_constant(graph: ModelProto, name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
-    item = next(item for item in graph.graph.initializer if item.name == name)
-    item.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(item).copy()), name))
+    return hashed_anew(replace(bundle, path=place), precisions={"int8": INT8})
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +154,7 @@ def test_a_changed_constant_is_caught(
     bundle: Bundle, expected: Expected, tmp_path: Path, constant: str,
     change: Callable[[np.ndarray], np.ndarray], exactly: str, in_numbers: str,
 ) -> None:  # fmt: skip
-    broken = tampered(bundle, tmp_path, lambda graph: set_constant(graph, constant, change))
+    broken = tampered(bundle, tmp_path, lambda graph: change_constant(graph, constant, change))
     refused(broken, expected, exactly, in_numbers)
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import numpy_helper
 
 from addnorm.export import recall, sources
 from addnorm.export.certificate.graph.exact import RANGES, Expected
@@ -19,6 +18,7 @@ from addnorm.export.sources import Source
 from addnorm.export.wishes import UsageError, Wishes
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle
+from tests.support.bundles import change_constant, hashed_anew
 from tests.support.texts import WORDS, checkpoint
 
 PLAIN = [word for word in WORDS if word.isalpha()]
@@ -64,11 +64,9 @@ def test_int8_that_is_worse_fails_with_the_figure(
     for file in kept.path.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     graph = model_file.load(folder / "model.int8.onnx")
-    (levels,) = (item for item in graph.proto.graph.initializer if item.name == "int8.levels")
-    levels.CopyFrom(numpy_helper.from_array(np.array(7, np.float32), levels.name))
+    change_constant(graph.proto, "int8.levels", lambda _: 7)
     model_file.save(graph, folder / "model.int8.onnx")
-    fields = kept.manifest.model_dump(exclude={"files", "format"})
-    worse = bundles.write_manifest(folder, fields)
+    worse = hashed_anew(replace(kept, path=folder))
     expected = Expected.export(source.in_layout("padded"), kept.manifest)
     words = (
         r"int8 shares \d\d\.\d\d% of the 10 nearest neighbours among \d+ texts with fp32,"
@@ -134,7 +132,7 @@ def test_matrices_stay_fp32_until_the_certificate_passes(num_needed: int) -> Non
         recall.choose(trials, texts, 0.9, lambda _: "never")  # type: ignore[arg-type]
 
 
-def test_a_recall_that_cannot_be_is_refused(source: Source) -> None:
+def test_a_recall_that_cannot_be_is_refused() -> None:
     with pytest.raises(UsageError, match="keep_recall needs int8, but the precisions are fp32"):
         Wishes(keep_recall=0.9)
     with pytest.raises(UsageError, match=r"keep_recall is 1\.5, but must be above 0 and at most 1"):

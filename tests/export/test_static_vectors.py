@@ -125,9 +125,7 @@ def test_model2vecs_rows_and_what_it_leaves_out(folders: Path, client: httpx.Cli
     assert "texts[0] has no tokens, or some that quantized/1 leaves out" in answer.text
 
 
-def test_what_no_table_has_is_refused_by_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_no_table_has_is_refused_by_name(tmp_path: Path) -> None:
     def refused(folder: Path, words: str, *options: str) -> None:
         with pytest.raises(SystemExit, match=words):
             command.export([str(folder), "--out", str(tmp_path / "out"), *options])

@@ -18,7 +18,7 @@ from addnorm.service.server.wiring import Service
 from tests.conftest import client_of, inference_of
 from tests.support.grpc_client import GrpcClient, inputs
 from tests.support.grpc_client import tensors as tensors_of
-from tests.support.people.unrecognized import NUM_FEATURES, D, Gated, Series
+from tests.support.people.unrecognized import NUM_FEATURES, D, Series
 
 SAFETENSORS = {"content-type": "application/vnd.safetensors"}
 LENGTHS = (3, 1, 5, 3, 17)
@@ -34,12 +34,12 @@ ONE = ROWS[0][None]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(notebook: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("series")
     bundle = export_bundle(Series(), out, "series", samples=[torch.from_numpy(ONE)])
     assert bundle.manifest.limits.input_width == NUM_FEATURES
     verify_bundle(bundle.path, Series())
-    export_bundle(Gated(), out, "ids", as_it_is=True)
+    (out / "notebook").symlink_to(notebook.parent)
     return out
 
 
@@ -103,7 +103,7 @@ def test_tensors_have_the_bits_of_json(client: httpx.Client) -> None:
     assert (entry["inputs"], entry["limits"]["vocab_size"]) == (["inputs", "attention_mask"], 0)
 
 
-@pytest.mark.parametrize(("name", "of"), [("series", "ids"), ("ids", "series")])
+@pytest.mark.parametrize(("name", "of"), [("series", "notebook"), ("notebook", "series")])
 def test_a_load_of_what_the_model_takes_is_compared(
     client: httpx.Client, folder: Path, capsys: pytest.CaptureFixture[str], name: str, of: str
 ) -> None:
@@ -149,7 +149,7 @@ def test_grpc_has_the_bits_of_json(client: httpx.Client, service: Service, raw: 
         ({"inputs": [[[0] * 6]] * 2, "attention_mask": [[1]]}, "attention_mask has 1 rows, inputs"),
         ({"inputs": [[[0] * 6] * 513]}, "inputs[0] has 513 real tokens, the limit of series/1 is"),
         ({"inputs": [[[0] * 6]], "input_ids": [[1]]}, "inputs and input_ids exclude each other"),
-        ({"inputs": [[[0] * 6]], "model": "ids"}, "inputs has vectors, but ids/1 takes token ids"),
+        ({"inputs": [[[0] * 6]], "model": "notebook"}, "inputs has vectors, but notebook/1 takes"),
         ({"texts": ["a"]}, "series/1 has no tokenizer"),
     ],
 )

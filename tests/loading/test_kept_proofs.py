@@ -94,9 +94,7 @@ def test_another_certificate_is_proved_anew(
     assert not is_kept(start(copy))
 
 
-def test_changed_weights_are_not_served(
-    start: Start, folder: Path, notebook: Path, tmp_path: Path
-) -> None:
+def test_changed_weights_are_not_served(start: Start, notebook: Path, tmp_path: Path) -> None:
     start()
     copy = tmp_path / "notebook" / "1"
     shutil.copytree(notebook, copy)

@@ -1,14 +1,39 @@
-"""Rows of short texts, as tables and as files of each format."""
+"""Rows of short texts, as tables and as files of each format; what jobs of them are done with."""
 
 import csv
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from addnorm.corpus import embedder
+from addnorm.service.server.wiring import Service
 from tests.support.texts import WORDS
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing catches it."""
+
+
+@contextmanager
+def opened_once() -> Iterator[Callable[..., Service]]:
+    """Opens each bundle once: loading one takes longer than embedding a file."""
+    services = dict[Path, Service]()
+
+    def opened(bundle: Path, **settings: Any) -> Service:
+        if bundle not in services:
+            services[bundle] = embedder.open_service(bundle, **settings)
+        return replace(services[bundle], to_close=())
+
+    yield opened
+    for service in services.values():
+        service.close()
 
 
 def table(num_rows: int, seed: int = 0) -> pa.Table:

@@ -45,6 +45,7 @@ from addnorm.service.engine.batch import Grid
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.engine import Engine
 from addnorm.service.engine.model import Model
+from tests.support.bundles import hashed_anew
 from tests.support.exports import source_of
 from tests.support.families import LARGER, made, save
 from tests.support.people.generators import GENERATORS
@@ -204,8 +205,7 @@ class AuthorsMutant:
             place = Path(folder) / "mutant"
             shutil.copytree(subject.bundle.path, place)
             model_file.save(self.graph, place / GRAPHS["fp32"])
-            manifest = subject.bundle.manifest.model_dump(exclude={"format", "files"})
-            bundle = bundles.write_manifest(place, manifest)
+            bundle = hashed_anew(replace(subject.bundle, path=place))
             exported = replace(subject.exported, graph=self.graph)
             try:
                 as_written.certificate_of(bundle, subject.reference, exported)
@@ -382,7 +382,6 @@ class _Change:
 
 def write(mutant: Mutant, place: Path) -> Bundle:
     """The bundle on disk, its hashes made anew, in the precisions of the mutant."""
-    manifest = mutant.subject.bundle.manifest
     shutil.copytree(mutant.subject.bundle.path, place)
     for precision, body in mutant.files.bodies.items():
         model_file.save(body, place / GRAPHS[precision])
@@ -392,9 +391,7 @@ def write(mutant: Mutant, place: Path) -> Bundle:
         save_file(mutant.files.ranges, place / exact.RANGES)
     precisions = {name: GRAPHS[name] for name in mutant.files.bodies}
     fields = {"precisions": precisions, "default_precision": next(iter(precisions))}
-    return bundles.write_manifest(
-        place, {**manifest.model_dump(exclude={"format", "files"}), **fields}
-    )
+    return hashed_anew(replace(mutant.subject.bundle, path=place), **fields)
 
 
 def equal_bits(one: Bundle, other: Bundle) -> bool:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.support.waiting import PATIENCE_S
+
 
 def rss_mib() -> float:
     """Resident memory of this process."""
@@ -55,7 +57,7 @@ class Process:
                     self.lines.append(json.loads(line))
 
     def wait_for(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        deadline = time.monotonic() + 240  # some export before they serve
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             for line in list(self.lines):
                 if wanted(line):
@@ -69,6 +71,6 @@ class Process:
         return self.wait()
 
     def wait(self) -> int:
-        code = self.process.wait(timeout=60)
+        code = self.process.wait(PATIENCE_S)
         self._reader.join()
         return code

@@ -14,6 +14,7 @@ from transformers import MegatronBertConfig, MegatronBertForMaskedLM, PreTrained
 from addnorm.export import command
 from addnorm.export.graphs import model_file
 from addnorm.service.engine import bundle as bundles
+from tests.support.bundles import hashed_anew
 from tests.support.mutation import whole
 from tests.support.sentence_transformers import write_settings
 from tests.support.texts import MAX_TEXT_TOKENS, WORDS, library, tokenizer
@@ -66,4 +67,4 @@ def change_a_weight(bundle: bundles.Bundle, file: Path) -> None:
     array.flat[0] *= 1 + 2.0**-20
     item.CopyFrom(numpy_helper.from_array(array, item.name))
     model_file.save(graph, file)
-    bundles.write_manifest(bundle.path, bundle.manifest.model_dump(exclude={"format", "files"}))
+    hashed_anew(bundle)

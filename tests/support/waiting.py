@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from addnorm.service.engine.batch import Batch, Rows
 from addnorm.service.engine.registry import Models
 
-PATIENCE_S = 60.0  # for what must happen, however busy the machine is
+# for what must happen, however busy the machine is: less than pytest's faulthandler_timeout
+PATIENCE_S = 240.0
 
 
 def eventually(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> bool:

@@ -31,6 +31,7 @@ from addnorm.service.engine.batch import Batch
 from addnorm.service.server.wiring import Service
 from tests.conftest import inference_of, serving
 from tests.support import corpus_files, web
+from tests.support.corpus_files import Killed
 from tests.support.texts import LONG, TEXT_MODEL
 
 NUM_ROWS = 1200
@@ -39,24 +40,10 @@ Embed = Callable[..., pa.Table]
 
 
 @pytest.fixture(scope="module")
-def services() -> Iterator[dict[Path, Service]]:
-    """Bundles that were opened: loading one takes longer than embedding a file."""
-    opened = dict[Path, Service]()
-    yield opened
-    for service in opened.values():
-        service.close()
-
-
-@pytest.fixture
-def means(services: dict[Path, Service]) -> Means:
+def means() -> Iterator[Means]:
     """Windows of few rows. A bundle is opened once, and stays open."""
-
-    def opened(bundle: Path, **settings: Any) -> Service:
-        if bundle not in services:
-            services[bundle] = embedder.open_service(bundle, **settings)
-        return replace(services[bundle], to_close=())
-
-    return Means(opened, window_rows=WINDOW_ROWS)
+    with corpus_files.opened_once() as open_bundle:
+        yield Means(open_bundle, window_rows=WINDOW_ROWS)
 
 
 @pytest.fixture(scope="module")
@@ -253,10 +240,6 @@ def test_scores_are_the_servers(
     assert same_bits(array(table.column("vector")), np.float32(expected))
 
 
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing catches it."""
-
-
 def kill(monkeypatch: pytest.MonkeyPatch, at: str, calls: int) -> None:
     """When a method of Parts, or the replacing of a file, was called so often."""
     of: Any = Path if at == "replace" else Parts
@@ -427,7 +410,7 @@ def test_a_part_of_another_job_is_found(
 
 
 def test_a_file_that_changes_while_it_is_read_ends_the_job(
-    embed: Embed, source: Path, refused: Callable[..., str], tmp_path: Path
+    source: Path, refused: Callable[..., str], tmp_path: Path
 ) -> None:
     other = corpus_files.table(NUM_ROWS, seed=1)
 

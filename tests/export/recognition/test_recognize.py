@@ -191,7 +191,7 @@ EMBEDDINGS: dict[str, tuple[Callable[[Any, Tensor], Tensor], dict[str, Any]]] = 
 def test_embeddings_are_made_in_many_ways(name: str) -> None:
     embed, fields = EMBEDDINGS[name]
     module = Bare(embed)
-    found = recognize(module, None, None)
+    found = recognize(module, None, T)
     config = found.model.config
     expected = {"embedding_scale": 1.0, "embedding_norm": False, **fields}
     assert {field: getattr(config, field) for field in expected} == expected
