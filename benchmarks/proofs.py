@@ -94,7 +94,7 @@ def main(
 
 
 def _has_passed(name: str, proof: Experiment | Proof, out: Path, checkout: Path) -> bool:
-    """Whether it passed at a commit since which nothing has changed that it measures."""
+    """True if nothing has changed that it measures since a commit that it passed at."""
     entry = Report(out).read().get(name)
     if entry is None or entry["missed"] or DIRTY in entry["commit"] + commit(checkout):
         return False
