@@ -5,6 +5,7 @@ lie in service/page/, and those of /docs in a package. They are served as they a
 routes as any client.
 """
 
+import asyncio
 import re
 from base64 import b64encode
 from collections.abc import Mapping
@@ -42,16 +43,14 @@ async def metrics(request: Request) -> Response:
 
 
 async def document(request: Request) -> Response:
-    """Made and written when first asked for, off the event loop: both take a while."""
+    """Made and written when first asked for, once for all that ask meanwhile. On a thread of its
+    own: it takes longer than bodies may wait that are read."""
     app = request.app
-
-    def write() -> None:
-        if not hasattr(app.state, "document"):  # of many that ask at first, one makes it
-            app.state.document = orjson.dumps(app.openapi())
-
     if not hasattr(app.state, "document"):
-        await parts_of(request).readers.call(write)
-    return Response(app.state.document, media_type=JSON)
+        making = asyncio.to_thread(lambda: orjson.dumps(app.openapi()))
+        app.state.document = asyncio.ensure_future(making)
+    # a caller that leaves must not end it for the others
+    return Response(await asyncio.shield(app.state.document), media_type=JSON)
 
 
 async def docs(request: Request) -> HTMLResponse:

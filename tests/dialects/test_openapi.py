@@ -8,9 +8,10 @@ import os
 import subprocess
 import sys
 from base64 import b64decode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
@@ -32,6 +33,7 @@ from tests.conftest import OWN, client_of, linked, service_of, serving
 from tests.support import web
 from tests.support.task_models import DEFAULTS
 from tests.support.texts import TEXT_MODEL
+from tests.support.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).parents[2]
 # the model of a path, where the body names none
@@ -216,24 +218,23 @@ def test_requests_made_up_from_the_document_never_break_the_server_or_its_word(
 
 
 def test_the_document_is_made_once_for_all_that_ask_at_first() -> None:
-    """It needs no key, and the thread that makes it reads large bodies too."""
-    documents = list[dict[str, int]]()
-
-    class Readers:
-        async def call(self, work: Callable[[], object]) -> object:
-            await asyncio.sleep(0)  # so the others ask before the first is answered
-            return work()
+    """Also if the first of them leaves: it needs no key, and takes a while."""
+    documents, is_asked_by_all = list[dict[str, int]](), Event()
 
     def openapi() -> dict[str, int]:
+        assert is_asked_by_all.wait(PATIENCE_S)
         documents.append({"a": 1})
         return documents[-1]
 
-    state = SimpleNamespace(parts=SimpleNamespace(readers=Readers()))
-    request = cast(Any, SimpleNamespace(app=SimpleNamespace(state=state, openapi=openapi)))
+    app = SimpleNamespace(state=SimpleNamespace(), openapi=openapi)
+    request = cast(Any, SimpleNamespace(app=app))
 
     async def ask() -> list[bytes]:
-        answers = await asyncio.gather(*(answer_document(request) for _ in range(3)))
-        return [bytes(answer.body) for answer in answers]
+        tasks = [asyncio.create_task(answer_document(request)) for _ in range(4)]
+        await until(lambda: hasattr(app.state, "document"))
+        tasks[0].cancel()
+        is_asked_by_all.set()
+        return [bytes(answer.body) for answer in await asyncio.gather(*tasks[1:])]
 
     assert asyncio.run(ask()) + asyncio.run(ask()) == [b'{"a":1}'] * 6
     assert len(documents) == 1
