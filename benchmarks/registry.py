@@ -89,7 +89,7 @@ EXPERIMENTS = {
     "corpus": Experiment(
         "`addnorm embed`: tokens per second beside the engine alone",
         "benchmarks.corpus:speed",
-        4,
+        5,
         ("corpus", "service/engine", "service/wire/texts"),
         (SERVED,),
         only="fp32 or int8",
@@ -120,7 +120,7 @@ EXPERIMENTS = {
     "swaps": Experiment(
         "100 new versions and 39 rollbacks under load: each answer from the right one",
         f"{STRESS}.swaps:run",
-        5.5,
+        13,
         SERVER,
         (PRESET,),
     ),
