@@ -76,7 +76,7 @@ def main(
     remove_old_bundles([proofs[name] for name in names], checkout)
     outcomes = dict.fromkeys(proofs, (PASSED, ""))
     for number, name in enumerate(names):
-        minutes = sum(proofs[each].minutes for each in names[number:])
+        minutes = sum(proofs[later].minutes for later in names[number:])
         print(f"\n[{number + 1} of {len(names)}] {name}; {minutes:g} minutes left", flush=True)
         outcomes[name] = _prove(name, proofs[name], run_one, out)
         print(
@@ -84,12 +84,12 @@ def main(
         )
     rows = [(name, outcome, words) for name, (outcome, words) in outcomes.items()]
     print(f"\n{table(('proof', 'outcome', 'why'), rows)}")
-    reported = Report(out).read()  # one that broke off has none
-    kept = [
-        name for name, (outcome, _) in outcomes.items() if outcome != SKIPPED and name in reported
+    reports = Report(out).read()  # one that broke off has none
+    names_to_keep = [
+        name for name, (outcome, _) in outcomes.items() if outcome != SKIPPED and name in reports
     ]
     print(f"\nTo take these runs into the documents:\n"
-          f"python -m benchmarks.documents --keep {' '.join(kept)}")  # fmt: skip
+          f"python -m benchmarks.documents --keep {' '.join(names_to_keep)}")  # fmt: skip
     return int(any(outcome == FELL for outcome, _ in outcomes.values()))
 
 
@@ -103,9 +103,9 @@ def _has_passed(name: str, proof: Experiment | Proof, out: Path, checkout: Path)
 
 def remove_old_bundles(proofs: Iterable[Experiment | Proof], checkout: Path) -> None:
     """Bundles that `make` exported before the exporter changed would be measured as this one's."""
-    for need in {need for proof in proofs for need in proof.needs}:
-        bundle = checkout / need
-        is_bundle = "bundles" in Path(need).parts and bundle.exists()
+    for file in {file for proof in proofs for file in proof.needs}:
+        bundle = checkout / file
+        is_bundle = "bundles" in Path(file).parts and bundle.exists()
         if is_bundle and bundle.stat().st_mtime < last_change(EXPORTER, checkout):
             shutil.rmtree(bundle)
 
@@ -135,5 +135,7 @@ def _prove(
 if __name__ == "__main__":
     processes.ask_directly()
     processes.end_on_sigterm()
-    names = sys.argv[1:] or WITHOUT_GPU
+    names = sys.argv[1:] or [*WITHOUT_GPU]
+    if unknown_names := sorted({*names} - {*ALL}):
+        sys.exit(f"No proof is called {', '.join(unknown_names)}: {', '.join(ALL)}")
     sys.exit(main({name: ALL[name] for name in names}))

@@ -99,11 +99,11 @@ class Setup:
         """It is exported at first use."""
         folder = self.out / "bundles" / shape / "1"
         if not folder.exists():
-            with self.opened(shape) as opened:
-                exporting.export(opened, self.out / "bundles", shape, 1)
+            with self.open_model(shape) as model:
+                exporting.export(model, self.out / "bundles", shape, 1)
         return bundles.read(folder)
 
-    def opened(self, shape: str) -> AbstractContextManager[Source | Reference]:
+    def open_model(self, shape: str) -> AbstractContextManager[Source | Reference]:
         folder = self.checkpoint(shape)
         if not shape.endswith(AS_WRITTEN):
             return Checkpoint(str(folder)).packed(Wishes(precisions=PRECISIONS))
@@ -127,8 +127,8 @@ class Setup:
         """The section "cuda" of its certificate. CertificationError if a difference from PyTorch is
         beyond its limit, or rows go through the CPU."""
         bundle, engines = self.bundle(shape), self.engines(self.settings)
-        with self.opened(shape) as opened:
-            return measure(bundle, opened, engines, self.num_compositions)
+        with self.open_model(shape) as model:
+            return measure(bundle, model, engines, self.num_compositions)
 
     def speed(self, shape: str) -> Figures:
         """Load and side -> useful tokens per second."""
@@ -211,13 +211,13 @@ def try_steps(options: Options, setup: Setup) -> Findings:
     failed = list[str]()
     for name, step in steps.items():
         if options.wants(name):
-            started = time.monotonic()
+            start_s = time.monotonic()
             try:
                 figures[name] = step()
             except Exception as error:  # whatever it is, the next step may say something
                 figures[name] = {"failed": f"{type(error).__name__}: {error}"}
                 failed.append(f"{name}: {figures[name]['failed']}")
-            figures[name]["step's seconds"] = round(time.monotonic() - started, 1)
+            figures[name]["step's seconds"] = round(time.monotonic() - start_s, 1)
             setup.report.write_text(json.dumps(figures, indent=1))
             print(f"{name}: {json.dumps(figures[name].get('holds', figures[name]))}", flush=True)
     place = "a GPU" if setup.device == "cuda" else "the CPU: a rehearsal, which says nothing of one"

@@ -96,7 +96,7 @@ def test_a_mistake_of_the_halving_shows_beside_fp32(preset: str) -> None:
     swapped, scaled = to_half(plain), to_half(plain)
     node = next(n for n in structure.nodes(swapped.proto.graph) if n.op_type == "Attention")
     node.input[0], node.input[1] = node.input[1], node.input[0]
-    assert " where " in next(exact.beyond_types(swapped, plain))
+    assert "there is Attention of" in next(exact.beyond_types(swapped, plain))
     name = next(
         item.name
         for item in scaled.proto.graph.initializer
