@@ -4,6 +4,7 @@ texts are read."""
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,15 @@ from tests.support.task_models import TASK_MODELS
 
 pytestmark = pytest.mark.misread
 
+# after one layer, one form of GELU for another changes less than two programs may differ
+DEEP: dict[str, Callable[[Path], Path]] = {
+    name: partial(write, num_hidden_layers=3) for name, write in TASK_MODELS.items()
+}
+
 
 def _pooled(mode: str) -> Callable[[Path], Path]:
     def write(folder: Path) -> Path:
-        TASK_MODELS["embedder"](folder)
+        DEEP["embedder"](folder)
         write_settings(folder / "1_Pooling", pooling_mode=mode, embedding_dimension=36)
         write_modules(folder, Transformer="", Pooling="1_Pooling")
         return folder
@@ -31,7 +37,7 @@ def _pooled(mode: str) -> Callable[[Path], Path]:
 
 
 def _dense(folder: Path) -> Path:
-    TASK_MODELS["embedder"](folder)
+    DEEP["embedder"](folder)
     write_dense(folder / "2_Dense", nn.Linear(36, 7))
     paths = {"Pooling": "1_Pooling", "Dense": "2_Dense", "Normalize": "3_Normalize"}
     write_modules(folder, Transformer="", **paths)
@@ -47,7 +53,7 @@ FOLDERS: dict[str, Callable[[Path], Path]] = {
     **{f"{mode} pooling": _pooled(mode) for mode in MODES},
     "dense, normalized, prompts": _dense,
     "vectors of tokens": multi_vector.checkpoint,
-    **TASK_MODELS,
+    **DEEP,
 }
 
 

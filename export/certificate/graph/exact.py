@@ -2,7 +2,7 @@
 
     manifest    shape and limits: as in the reference's Config
     weights     every float constant: the bits of the reference's state_dict, in fp16 rounded; int8
-                within rounding
+                within rounding, and the constants of its formula
     attributes  of norms, activations, attention and products: as in the reference's Config
     ranges      those that int8 was made with: equal to new ones up to rounding
     graph       node by node: as in an export of the reference; for fp16, `to_half` of that, and for
@@ -284,9 +284,10 @@ def _weights_of(graph: Graph, state: Mapping[str, Array], config: Config | None)
     constants = graph.constants()
     parts, halves = quantize.read_parts(constants), half_precision.read_weights(constants)
     table = quantize.split_table(state[quantize.TABLE]) if quantize.ROWS in constants else {}
-    for name, value in table.items():
+    formula = {name: quantize.CONSTANTS[name] for name in quantize.CONSTANTS if name in constants}
+    for name, value in (*table.items(), *formula.items()):
         if not _same_bits(constants[name], value):
-            yield f"{name} differs from the reference's{_where(constants[name], value)}"
+            yield f"{name} differs from the reference{_where(constants[name], value)}"
     for name, tensor in state.items():
         if name == quantize.TABLE and table and name not in constants:
             continue
