@@ -5,16 +5,18 @@ bodies.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.manifest import Pooling, RowKind
 from addnorm.service.errors import InvalidInput
 
-BLOCK = 65_536  # numbers of lists that are read by one call
+BLOCK = 65_536  # numbers of lists that are read, or freed, by one call
+INT64 = range(-(2**63), 2**63)
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Tokens = NDArray[
@@ -348,6 +350,15 @@ def _check_same_shape(field: str, rows: list[list[int]], sizes: list[int], refer
             raise _invalid(field, row, f"has {len(values)} values, {reference}[{row}] has {size}")
 
 
+def free(*lists: list[list[Any]] | None) -> None:
+    """Empties a body's lists that nobody needs any more, in pieces. Whoever lets go of a large one
+    as a whole holds the interpreter's lock until all of it is freed."""
+    for row in chain.from_iterable(filter(None, lists)):
+        while row:
+            del row[-BLOCK:]
+            checkpoint()
+
+
 def _vectors(field: str, rows: list[list[list[float]]], num: int) -> Floats:
     """Lists of so many vectors end to end `[num, width]`. Numbers too large for float32 become
     infinite."""
@@ -373,23 +384,26 @@ def _vectors(field: str, rows: list[list[list[float]]], num: int) -> Floats:
 
 def _flatten(field: str, rows: list[list[int]], num: int, mask: Ints | None = None) -> Ints:
     """Lists of so many values end to end as int64. Where `mask` is 0 a value may be any integer."""
-    try:
-        values, flat = chain.from_iterable(rows), np.empty(num, np.int64)
-        # in blocks: a single call would hold the interpreter's lock for all values
-        for start in range(0, num, BLOCK):
-            end = min(num, start + BLOCK)
-            flat[start:end] = np.fromiter(values, np.int64, end - start)
-        return flat
-    except OverflowError:
-        small_rows = [
-            [value if -(2**63) <= value < 2**63 else None for value in row] for row in rows
-        ]
-    for row, cells in enumerate(small_rows):
-        for column, value in enumerate(cells):
-            if value is None and (mask is None or mask[row * len(cells) + column]):
+    values, flat = chain.from_iterable(rows), np.empty(num, np.int64)
+    # in blocks: a single call would hold the interpreter's lock for all values
+    for start in range(0, num, BLOCK):
+        block = [*islice(values, BLOCK)]
+        end = start + len(block)
+        try:
+            flat[start:end] = np.fromiter(block, np.int64, len(block))
+        except OverflowError:
+            fits = np.fromiter((value in INT64 for value in block), bool, len(block))
+            is_wrong = ~fits if mask is None else ~fits & (mask[start:end] != 0)
+            if is_wrong.any():
+                index = int(is_wrong.argmax())
+                ends = np.cumsum([*map(len, rows)])
+                row = int(np.searchsorted(ends, start + index, "right"))
+                column = start + index - int(ends[row]) + len(rows[row])
                 raise _invalid(
                     field,
                     row,
-                    f"[{column}] is {rows[row][column]}, which is outside 64-bit integers",
-                )
-    return _flatten(field, [[value or 0 for value in row] for row in small_rows], num)
+                    f"[{column}] is {block[index]}, which is outside 64-bit integers",
+                ) from None
+            flat[start:end] = [value if fit else 0 for value, fit in zip(block, fits, strict=True)]
+        checkpoint()
+    return flat

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.engine.batch import Batch, Padding, from_grid, from_lists, from_rows
+from addnorm.service.engine.batch import Batch, Padding, free, from_grid, from_lists, from_rows
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.heads import Spans
@@ -393,7 +393,9 @@ def _from_lists(body: InferRequest, prompt_name: str | None) -> tuple[Batch, Pad
         raise InvalidInput(
             "input_type is set, but applies to texts only: leave it out", param="input_type"
         )
-    return from_lists(rows, body.attention_mask, body.token_type_ids, body.field)
+    batch_padding = from_lists(rows, body.attention_mask, body.token_type_ids, body.field)
+    free(rows, body.attention_mask, body.token_type_ids)
+    return batch_padding
 
 
 def _from_arrays(arrays: Arrays) -> tuple[Batch, Padding]:

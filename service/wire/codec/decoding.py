@@ -4,8 +4,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from addnorm.service.asking.answer import QUICK_BYTES
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.turns import Arguments, Done, Turns
@@ -13,7 +11,7 @@ from addnorm.service.settings import Settings
 from addnorm.service.wire.codec.foreign_fields import IgnoredFields
 from addnorm.service.wire.codec.negotiation import Headers, decompress, sent_type
 from addnorm.service.wire.codec.safetensors_body import SAFETENSORS
-from addnorm.service.wire.codec.validation import Body, fit, parse
+from addnorm.service.wire.codec.validation import Body, fit, number_of, parse
 
 MEDIUM_BYTES = 256 * 1024  # take about 10 ms, in pieces that hold up nobody; 8 MB have one of 40 ms
 # What Python holds of JSON, about: for each value its object, and a place in a list and an array.
@@ -82,5 +80,4 @@ def held_bytes(body: bytes, headers: Headers) -> int:
 def parsed_bytes(body: bytes) -> int:
     """The bytes that Python will hold of the JSON beside the body itself, about. A comma in a
     string counts as one between values."""
-    num_values = int(np.count_nonzero(np.frombuffer(body, np.uint8) == ord(",")))
-    return min(VALUE_BYTES * num_values, VALUE_BYTES_PER_BYTE * len(body))
+    return min(VALUE_BYTES * number_of(b",", body), VALUE_BYTES_PER_BYTE * len(body))
