@@ -129,6 +129,8 @@ TABLES: list[tuple[Any, str, dict[str, Any], list[Any]]] = [
         ({"input_ids": [[-1]]}, "input_ids", "input_ids[0][0] is -1"),
         ({"input_ids": [[2 ** 63]]}, "input_ids",
          "input_ids[0][0] is 9223372036854775808, which is outside 64-bit"),
+        ({"input_ids": [[1, 1], [1, 2 ** 63]]}, "input_ids",
+         "input_ids[1][1] is 9223372036854775808, which is outside 64-bit"),
         ({"input_ids": [[2 ** 64]]}, "input_ids",
          "...integer, got 1.8446744073709552e+19: more than 64 bits hold"),
         ({"input_ids": [[2 ** 4000]]}, "", "the body is not a JSON object: number is infinity"),

@@ -550,19 +550,27 @@ def test_a_body_that_its_caller_cannot_end_any_more_is_not_waited_for(serve: Ser
         assert is_closed(caller)
 
 
-def test_others_have_their_turn_between_pieces_that_take_long_to_parse(
-    serve: Serve,
+@pytest.mark.parametrize(
+    ("piece_s", "has_others"), [(2 * LONG_PIECE_S, False), (0.0, True)], ids=["long", "beside"]
+)
+def test_others_have_their_turn_between_pieces(
+    piece_s: float, has_others: bool, serve: Serve
 ) -> None:
+    """After one that takes long to parse, and after each beside another request."""
     seen: list[str] = []
 
     class Slow(Connection):
         def data_received(self, data: bytes) -> None:
             seen.append("piece")
             self.loop.call_soon(seen.append, "others")
-            time.sleep(2 * LONG_PIECE_S)
+            time.sleep(piece_s)
             super().data_received(data)
 
-    with serve(Slow) as url:
+    with serve(Slow) as url, closing(call(url)) as other:
+        if has_others:
+            other.sendall(head(1, "expect: 100-continue"))  # and is waited for
+            assert b"100 Continue" in other.recv(65536)
+            seen.clear()
         assert web.post(f"{url}/v1/infer", content=b" " * 2**20).status_code == 400
     assert seen.count("piece") >= 2**20 / READ_BYTES
     assert ("piece", "piece") not in pairwise(seen)
