@@ -49,8 +49,12 @@ async def document(request: Request) -> Response:
     if not hasattr(app.state, "document"):
         making = asyncio.to_thread(lambda: orjson.dumps(app.openapi()))
         app.state.document = asyncio.ensure_future(making)
-    # a caller that leaves must not end it for the others
-    return Response(await asyncio.shield(app.state.document), media_type=JSON)
+        app.state.documents_turn = asyncio.Lock()
+    # one caller after another, so that the event loop does not answer all that waited in one round
+    async with app.state.documents_turn:
+        # a caller that leaves must not end it for the others
+        content = await asyncio.shield(app.state.document)
+    return Response(content, media_type=JSON)
 
 
 async def docs(request: Request) -> HTMLResponse:

@@ -240,6 +240,33 @@ def test_the_document_is_made_once_for_all_that_ask_at_first() -> None:
     assert len(documents) == 1
 
 
+def test_those_that_waited_for_the_document_are_answered_in_rounds_of_their_own() -> None:
+    """Whoever opens a thousand connections must not have the event loop to itself."""
+    is_asked_by_all, answered_in, num_rounds = Event(), list[int](), 0
+    app = SimpleNamespace(
+        state=SimpleNamespace(), openapi=lambda: {"a": is_asked_by_all.wait(PATIENCE_S)}
+    )
+
+    def count_round() -> None:
+        nonlocal num_rounds
+        num_rounds += 1
+        asyncio.get_running_loop().call_soon(count_round)
+
+    async def ask() -> None:
+        await answer_document(cast(Any, SimpleNamespace(app=app)))
+        answered_in.append(num_rounds)
+
+    async def ask_at_once() -> None:
+        tasks = [asyncio.create_task(ask()) for _ in range(9)]
+        await until(lambda: hasattr(app.state, "document"))
+        count_round()
+        is_asked_by_all.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(ask_at_once())
+    assert len(set(answered_in)) == 9
+
+
 # nulls, and names that nobody knows
 
 # of routes without an example: no model is loaded, unloaded or pinned by these
