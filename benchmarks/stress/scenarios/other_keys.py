@@ -2,8 +2,10 @@
 
 Each case of requests/greedy.py has a server of its own. A process of its own sends the other key's
 requests: first alone, then beside the case. None of them may be refused. The p99 of each may be at
-most 50 ms longer than alone, and a run of the engine, which is not interrupted. That of `GET
-/livez` may be no run longer: nothing may block the event loop.
+most 50 ms longer than alone, and two runs of the engine: one that has begun is not interrupted, and
+beside others its own takes longer. That of `GET /livez` may be no run longer: nothing may block the
+event loop. A bound of so many ms in all would measure the machine: on a shared one the p99 of 5
+characters alone is 20 to 90 ms.
 """
 
 import os
@@ -36,7 +38,7 @@ from benchmarks.stress.requests.greedy import GREEDS, Greed
 from benchmarks.tables import table
 
 ALONE_S, CASE_S = 3.0, 10.0
-MAX_OVER_MS = 50.0
+MAX_OVER_MS, MAX_OVER_RUNS = 50.0, 2
 MAX_MEMORY_RATIO = 1.3
 MIN_MEMORY_MIB = 128  # below it the ratio says nothing: allocators keep what was freed
 SAMPLE_S = 0.1
@@ -82,11 +84,12 @@ class Row:
         for kind, alone, beside in zip(self.kinds, self.alone, self.beside, strict=True):
             if beside.num_refused:
                 yield f"{self.greed.name}: {kind}: {dict(beside.statuses)}"
-            over, run_ms = beside.p99_ms - alone.p99_ms, self.run_ms * (kind != LIVEZ)
-            if not self.greed.slow_answer and not over <= MAX_OVER_MS + run_ms:
+            over = beside.p99_ms - alone.p99_ms
+            most = MAX_OVER_MS + MAX_OVER_RUNS * self.run_ms * (kind != LIVEZ)
+            if not self.greed.slow_answer and not over <= most:
                 yield (
-                    f"{self.greed.name}: {kind}: p99 {over:,.0f} ms over alone, a run takes"
-                    f" {run_ms:,.0f}"
+                    f"{self.greed.name}: {kind}: p99 {over:,.0f} ms over alone, at most"
+                    f" {most:,.0f} allowed"
                 )
         if self.grown_mib > max(MIN_MEMORY_MIB, MAX_MEMORY_RATIO * self.counted_mib):
             yield (
