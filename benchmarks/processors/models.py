@@ -43,6 +43,7 @@ SIZES = {
 # families whose feed-forward has a name of its own ignore the first
 FEED_FORWARD = ("intermediate_size", "hidden_dim", "ffn_dim")
 LANGUAGE_MODELS = (transformers.AutoModelForMaskedLM, transformers.AutoModelForCausalLM)
+MASK = "[MASK]"
 LABELS = ("contradiction", "neutral", "entailment")
 # what the family with most heads has besides: name -> class, and what its configuration says
 HEADED_FAMILY, EMBEDDER = "bert", "embedder"
@@ -154,10 +155,7 @@ def _late_interaction(folder: Path) -> Source:
             "query_expansion": {"strategy": "min", "attend": False, "length": 24}
         },
         "config_sentence_transformers.json": {"model_type": "MultiVectorEncoder"},
-        "tokenizer_config.json": {
-            "tokenizer_class": "PreTrainedTokenizerFast", "mask_token": "[MASK]",
-        },
-    }  # fmt: skip
+    }
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(json.dumps(content))
@@ -196,7 +194,10 @@ def _checkpoint(model: PreTrainedModel, folder: Path) -> Source:
         warnings.simplefilter("ignore")
         model.save_pretrained(folder)
     words = texts.tokenizer(Limits(vocab_size=NUM_WORDS, max_positions=POSITIONS))
-    words.add_special_tokens(["[MASK]"])
+    words.add_special_tokens([MASK])
     words.enable_truncation(POSITIONS)
     words.save(str(folder / "tokenizer.json"))
+    # without it, transformers takes the special tokens of some families by other names
+    tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "mask_token": MASK}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     return sources.checkpoint(folder)
