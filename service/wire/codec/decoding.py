@@ -11,7 +11,7 @@ from addnorm.service.settings import Settings
 from addnorm.service.wire.codec.foreign_fields import IgnoredFields
 from addnorm.service.wire.codec.negotiation import Headers, decompress, sent_type
 from addnorm.service.wire.codec.safetensors_body import SAFETENSORS
-from addnorm.service.wire.codec.validation import Body, fit, number_of, parse
+from addnorm.service.wire.codec.validation import Body, count_unlocked, fit, parse
 
 MEDIUM_BYTES = 256 * 1024  # take about 10 ms, in pieces that hold up nobody; 8 MB have one of 40 ms
 # What Python holds of JSON, about: for each value its object, and a place in a list and an array.
@@ -80,4 +80,4 @@ def held_bytes(body: bytes, headers: Headers) -> int:
 def parsed_bytes(body: bytes) -> int:
     """The bytes that Python will hold of the JSON beside the body itself, about. A comma in a
     string counts as one between values."""
-    return min(VALUE_BYTES * number_of(b",", body), VALUE_BYTES_PER_BYTE * len(body))
+    return min(VALUE_BYTES * count_unlocked(body, b","), VALUE_BYTES_PER_BYTE * len(body))

@@ -5,8 +5,8 @@ where the model rejects it as it is, so bodies that fit pay nothing.
 """
 
 import re
-from collections.abc import Container, Iterable, Iterator
-from functools import cache
+from collections.abc import Callable, Container, Iterable, Iterator
+from functools import cache, partial
 from typing import Any, TypeVar, get_args
 
 import numpy as np
@@ -64,8 +64,10 @@ def parse(body: bytes, settings: Settings, keeps_nulls: bool = False) -> dict[st
             f"the body has {len(body)} bytes of JSON, the limit is {settings.max_json_bytes}: send"
             " tensors as bytes, or less at once"
         )
+    number_of: Callable[[bytes], int] = body.count
     if len(body) > UNCOUNTED_BYTES:
         _check_counts(body, settings)
+        number_of = partial(count_unlocked, body)
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -77,9 +79,9 @@ def parse(body: bytes, settings: Settings, keeps_nulls: bool = False) -> dict[st
         raise InvalidInput(f"the body is not a JSON object: got {shown(value)}")
     # Where a key is sent twice this parser takes the last value, and others the first: what a proxy
     # has checked would not be what is computed
-    is_flat = number_of(b"{", body) == 1 and number_of(b"[", body) < MAX_DEPTH
+    is_flat = number_of(b"{") == 1 and number_of(b"[") < MAX_DEPTH
     num_keys = len(value) if is_flat else _num_keys(value)
-    if number_of(b":", body) != num_keys:
+    if number_of(b":") != num_keys:
         outside = outside_strings(body, _max_strings(settings))
         if (num_sent := sum(part.count(b":") for part in outside)) > num_keys:
             raise InvalidInput(
@@ -327,7 +329,7 @@ def _check_counts(body: bytes, settings: Settings) -> None:
         *((character, limit) for character, (_, limit) in limits.items()),
         (b'"', 2 * max_strings),
     ):
-        if number_of(character, body) > limit:
+        if count_unlocked(body, character) > limit:
             break
         checkpoint()
     else:
@@ -341,11 +343,9 @@ def _check_counts(body: bytes, settings: Settings) -> None:
         checkpoint()
 
 
-def number_of(character: bytes, body: bytes) -> int:
-    """How often the character occurs in the body. In a large body numpy looks for it, which lets go
-    of the interpreter's lock."""
-    if len(body) <= UNCOUNTED_BYTES:
-        return body.count(character)
+def count_unlocked(body: bytes, character: bytes) -> int:
+    """The number of times that a character occurs in a large body. numpy lets go of the
+    interpreter's lock meanwhile."""
     return int(np.count_nonzero(np.frombuffer(body, np.uint8) == ord(character)))
 
 
