@@ -196,8 +196,13 @@ def _checkpoint(model: PreTrainedModel, folder: Path) -> Source:
     words = texts.tokenizer(Limits(vocab_size=NUM_WORDS, max_positions=POSITIONS))
     words.add_special_tokens([MASK])
     words.enable_truncation(POSITIONS)
-    words.save(str(folder / "tokenizer.json"))
+    tokenizer = json.loads(words.to_str())
+    ids, pad_id = tokenizer["model"]["vocab"], model.config.pad_token_id or 0
+    # the positions of some families count all tokens but the pad, so it must be no other one
+    in_its_place = next(word for word, number in ids.items() if number == pad_id)
+    ids[in_its_place], ids["[PAD]"] = ids["[PAD]"], pad_id
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     # without it, transformers takes the special tokens of some families by other names
-    tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "mask_token": MASK}
-    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast", "mask_token": MASK, "pad_token": "[PAD]"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(kind))
     return sources.checkpoint(folder)

@@ -36,6 +36,9 @@ from addnorm.service.engine.engine import TYPES
 from addnorm.service.engine.own_engine import ANSWER, IDS, LENGTHS, VECTORS
 
 MOST_TRACES = 4  # of forwards that turn out to be the same
+# Lengths at which the forward is another one, such as where a module keeps the mask of its last
+# call. Larger: more comparisons.
+FEW_LENGTHS = 8
 MOST_WORDS = 200  # characters of an error of PyTorch's exporter
 SMALL = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}
 INPUTS = ("tokens", "types")  # of the forward that is followed
@@ -112,6 +115,8 @@ def export_graph(reference: Reference) -> Exported:
             is_same = len(all_guards) < MOST_TRACES and _nodes(graph) == _nodes(first)
         except UnfitError:  # it is written for this length alone
             is_same = False
+        if not is_same and len(unmet_lengths) <= FEW_LENGTHS:
+            break  # the comparison with the program at each of them decides
         if not is_same:
             raise UnfitError(
                 f"{reference.name} branches on the length: its forward for {length} tokens"
@@ -126,7 +131,7 @@ def export_graph(reference: Reference) -> Exported:
         if known_guards.hold(length) != known_guards.hold(length + 1)
         for step in (0, 1)
     }
-    lengths = {min(length, longest) for length in (*LENGTHS, longest)} | edges
+    lengths = {min(length, longest) for length in (*LENGTHS, longest)} | edges | {*unmet_lengths}
     return Exported(
         first, program, tuple(sorted(lengths)), tuple(all_guards), _export_head(reference.head)
     )

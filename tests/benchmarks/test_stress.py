@@ -40,7 +40,7 @@ def test_a_late_answer_counts_for_every_ask_that_it_held_up() -> None:
 
 
 def test_what_one_key_costs_another_is_named() -> None:
-    """A rejection, a wait of 51 ms more than two runs take, memory that was not counted; and none."""
+    """A rejection, a wait 51 ms longer than two runs, memory that was not counted; and none."""
     alone = other_keys.Waits(Counter({200: 9}), 1.0, 2.0)
     greed = Greed("many pairs", lambda _: Request("/"))
     late, refused = replace(alone, p99_ms=113.0), replace(alone, statuses=Counter({200: 8, 429: 1}))

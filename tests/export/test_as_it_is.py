@@ -40,6 +40,7 @@ from tests.support.people.unrecognized import (
     LONGEST,
     Autocast,
     Branching,
+    BranchingLate,
     Broken,
     Choosing,
     D,
@@ -445,7 +446,8 @@ def test_sequences_run_alone_where_company_changes_bits(root: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (Branching, "branches on the length.* forward for 7.* <= 40"),
+        (Branching, "branches on the length.* forward for 7.* <= 20"),
+        (BranchingLate, "41 tokens: the graph's answer differs .* may branch on the length"),
         (Random, "Random gives two different answers to the same sequence: it is random"),
         (lambda: Gated().half(), r"has weights of float16: call \.float\(\)"),
         (lambda: Gated().to("meta"), "is on the meta device"),

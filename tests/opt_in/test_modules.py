@@ -111,7 +111,8 @@ def served(client: Client, ask: dict[str, Any], rows: list[Tensor], where: str) 
     made = answer.json()[output]
     if isinstance(made, dict):  # several tensors by name: the first is compared
         made = next(iter(made.values()))
-    if where and isinstance(made[0][0], list):
+    # a number for each token is no list, and looks like a row of a pooled answer
+    if where and (isinstance(made[0][0], list) or len(made[0]) == width):
         made = [[row[at] for at in place] for row, place in zip(made, places, strict=True)]
     return made
 

@@ -127,11 +127,17 @@ class Autocast(Gated):
 
 
 class Branching(Gated):
-    """Another function from 41 tokens on, which the graph of an example does not have."""
+    """Another function of more tokens than `last`, which the graph of an example does not have."""
+
+    last = 20
 
     def forward(self, ids: Tensor) -> Tensor:
         rows: Tensor = super().forward(ids)
-        return 2 * rows if ids.shape[1] > 40 else rows
+        return 2 * rows if ids.shape[1] > self.last else rows
+
+
+class BranchingLate(Branching):
+    last = 40
 
 
 class Random(Gated):
