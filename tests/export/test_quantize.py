@@ -139,6 +139,11 @@ def levels_of_15(levels: np.ndarray) -> np.ndarray:
     return levels * 15 / 255
 
 
+def a_thousandth_more(one: np.ndarray) -> np.ndarray:
+    """It scales every product, by less than int8's own noise."""
+    return one * np.float32(1.001)
+
+
 @pytest.mark.parametrize(
     ("constant", "change", "exactly", "in_numbers"),
     [
@@ -147,7 +152,8 @@ def levels_of_15(levels: np.ndarray) -> np.ndarray:
         (f"{QKV}.rest", one_float_entry, r"float rows differ from the reference at \[0, 13\]", ""),
         (f"{QKV}.rest", one_bias, "rows of sums and bias", ""),
         (f"{WEIGHT}.weight", two_neighbours, "neighbours add up to 254, 141 allowed", ""),
-        ("int8.levels", levels_of_15, "graph", "cosine|norm"),
+        ("int8.levels", levels_of_15, "int8.levels differs from the reference", "cosine|norm"),
+        ("int8.one", a_thousandth_more, "int8.one differs from the reference", ""),
     ],
 )
 def test_a_changed_constant_is_caught(
