@@ -28,16 +28,13 @@ from benchmarks.findings import Findings, Options, newest
 from benchmarks.rounds import Side
 from benchmarks.tables import Row
 
-NUM_ROWS = 6000  # of 1,000, the beginning and the end of a job are a sixth of its time
-# Of 6,000 they are a tenth: 1 s to tokenize the first window, 1 s to write the last. On two cores
-# the workers also pool and check what they computed, which takes 6 % of their time in int8, and
-# the event loop takes a twentieth of a core.
-MIN_RATIOS = {FP32: 0.88, INT8: 0.83}
+# Of 1,000, the beginning and the end of a job are a sixth of its time; of 6,000 a tenth, or 1 s to
+# tokenize the first window and 1 s to write the last. In int8 the workers also spend 6 % of their
+# time on pooling and checks, and the event loop a twentieth of a core.
+NUM_ROWS = 6000
 JOB, ALONE = "job", "alone"
 SPEED_ROWS = [Row("addnorm embed", "tokens_per_s", precision, ALONE) for precision in (FP32, INT8)]
-GOALS = [
-    Goal(precision, JOB, ALONE, "tokens_per_s", least) for precision, least in MIN_RATIOS.items()
-]
+GOALS = [Goal(precision, JOB, ALONE, "tokens_per_s", 0.95) for precision in (FP32, INT8)]
 
 
 def speed(options: Options) -> Findings:

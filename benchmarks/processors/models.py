@@ -43,7 +43,7 @@ SIZES = {
 # families whose feed-forward has a name of its own ignore the first
 FEED_FORWARD = ("intermediate_size", "hidden_dim", "ffn_dim")
 LANGUAGE_MODELS = (transformers.AutoModelForMaskedLM, transformers.AutoModelForCausalLM)
-MASK = "[MASK]"
+PAD, MASK = texts.SPECIAL[0], "[MASK]"
 LABELS = ("contradiction", "neutral", "entailment")
 # what the family with most heads has besides: name -> class, and what its configuration says
 HEADED_FAMILY, EMBEDDER = "bert", "embedder"
@@ -124,7 +124,7 @@ def _language_model(family: str, folder: Path) -> Source:
     config = _config(family)
     kind = next(kind for kind in LANGUAGE_MODELS if type(config) in kind._model_mapping)
     # else transformers calls the special tokens of some families by other names
-    _write_config(folder, pad_token="[PAD]")
+    _declare_tokens(folder, pad_token=PAD)
     return _checkpoint(_build(kind, config), folder)
 
 
@@ -162,7 +162,7 @@ def _late_interaction(folder: Path) -> Source:
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(json.dumps(content))
-    _write_config(folder)
+    _declare_tokens(folder)
     layer = torch.nn.Linear(WIDTH, WIDTH // 2)
     torch.nn.init.normal_(layer.weight, 0.0, WIDTH**-0.5)
     torch.nn.init.normal_(layer.bias)
@@ -171,7 +171,7 @@ def _late_interaction(folder: Path) -> Source:
     return _checkpoint(_build(transformers.AutoModel, _config(HEADED_FAMILY)), folder)
 
 
-def _write_config(folder: Path, **tokens: str) -> None:
+def _declare_tokens(folder: Path, **tokens: str) -> None:
     content = {"tokenizer_class": "PreTrainedTokenizerFast", "mask_token": MASK, **tokens}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer_config.json").write_text(json.dumps(content))
@@ -209,7 +209,7 @@ def _checkpoint(model: PreTrainedModel, folder: Path) -> Source:
     tokenizer = json.loads(words.to_str())
     ids, pad_id = tokenizer["model"]["vocab"], model.config.pad_token_id or 0
     # the positions of some families count all tokens but the pad, so it must be no other one
-    in_its_place = next(word for word, number in ids.items() if number == pad_id)
-    ids[in_its_place], ids["[PAD]"] = ids["[PAD]"], pad_id
+    word_there = next(word for word, number in ids.items() if number == pad_id)
+    ids[word_there], ids[PAD] = ids[PAD], pad_id
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     return sources.checkpoint(folder)

@@ -101,8 +101,8 @@ class _SideBySide(nn.Module):
 
 
 def export_graph(reference: Reference) -> Exported:
-    """UnfitError if PyTorch's exporter cannot follow the forward, or if it is not one for all
-    lengths."""
+    """UnfitError if PyTorch's exporter cannot follow the forward, or if it is another one at more
+    than a few lengths."""
     longest = reference.longest
     first, program, guards = _follow(reference, min(EXAMPLE, longest))
     all_guards = [guards]
@@ -115,15 +115,16 @@ def export_graph(reference: Reference) -> Exported:
             is_same = len(all_guards) < MOST_TRACES and _nodes(graph) == _nodes(first)
         except UnfitError:  # it is written for this length alone
             is_same = False
-        if not is_same and len(unmet_lengths) <= FEW_LENGTHS:
+        if is_same:
+            all_guards.append(guards_of_length)
+        elif len(unmet_lengths) <= FEW_LENGTHS:
             break  # the comparison with the program at each of them decides
-        if not is_same:
+        else:
             raise UnfitError(
                 f"{reference.name} branches on the length: its forward for {length} tokens"
                 f" differs from its forward for {EXAMPLE}, and a graph can have only one:"
                 f" {'; '.join(guards.conditions)}"
             )
-        all_guards.append(guards_of_length)
     edges = {
         length + step
         for known_guards in all_guards

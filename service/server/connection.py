@@ -195,8 +195,8 @@ class Connection(HttpToolsProtocol):
         self.surplus.pop(self, None)
 
     def yield_to_others(self) -> None:
-        """Reads on in the event loop's next round, if more is there. In one round it would read up
-        to 32 pieces, and so would each other connection that sends much."""
+        """Reads on in the event loop's next round. In one round, every connection that sends much
+        would read up to 32 pieces."""
         if not self.transport.is_closing() and not self.flow.read_paused:
             self.transport.pause_reading()
             self.loop.call_soon(self._read_on)
@@ -312,10 +312,11 @@ class PieceReader(BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         started = time.monotonic()
         self._connection.data_received(bytes(memoryview(self._buffer)[:nbytes]))
-        is_beside_others = len(self._connection.connections) - len(self._connection.idle) > 1
-        is_long = time.monotonic() - started > LONG_PIECE_S
-        if is_long or (nbytes == READ_BYTES and is_beside_others):
-            self._connection.yield_to_others()
+        connection, is_long = self._connection, time.monotonic() - started > LONG_PIECE_S
+        num_requests = len(connection.connections) - len(connection.idle)
+        # after a full piece more is there, which beside no other request holds up nobody
+        if is_long or (nbytes == READ_BYTES and num_requests > 1):
+            connection.yield_to_others()
 
 
 def protocol_factory(

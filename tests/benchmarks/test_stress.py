@@ -43,8 +43,8 @@ def test_what_one_key_costs_another_is_named() -> None:
     """A rejection, a wait 51 ms longer than two runs, memory that was not counted; and none."""
     alone = other_keys.Waits(Counter({200: 9}), 1.0, 2.0)
     greed = Greed("many pairs", lambda _: Request("/"))
-    late, refused = replace(alone, p99_ms=113.0), replace(alone, statuses=Counter({200: 8, 429: 1}))
-    held_up = replace(alone, p99_ms=53.0)
+    late_waits, late_probes = replace(alone, p99_ms=113.0), replace(alone, p99_ms=53.0)
+    with_a_rejection = replace(alone, statuses=Counter({200: 8, 429: 1}))
     kinds = ["small", "large", other_keys.LIVEZ]
 
     def missed(beside: list[other_keys.Waits], grown_mib: float) -> list[str]:
@@ -53,9 +53,9 @@ def test_what_one_key_costs_another_is_named() -> None:
         return list(row.misses())
 
     assert missed([alone] * 3, 130.0) == []
-    assert missed([late, refused, held_up], 131.0) == [
-        "many pairs: small: p99 111 ms over alone, at most 110 allowed",
+    assert missed([late_waits, with_a_rejection, late_probes], 131.0) == [
+        "many pairs: small: p99 111 ms over alone, the limit is 110",
         "many pairs: large: {200: 8, 429: 1}",
-        "many pairs: GET /livez: p99 51 ms over alone, at most 50 allowed",
+        "many pairs: GET /livez: p99 51 ms over alone, the limit is 50",
         "many pairs: memory grew by 131 MiB, the server counted 100",
     ]

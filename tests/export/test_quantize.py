@@ -139,9 +139,9 @@ def levels_of_15(levels: np.ndarray) -> np.ndarray:
     return levels * 15 / 255
 
 
-def a_thousandth_more(one: np.ndarray) -> np.ndarray:
+def a_thousandth_more(factor: np.ndarray) -> np.ndarray:
     """It scales every product, by less than int8's own noise."""
-    return one * np.float32(1.001)
+    return factor * np.float32(1.001)
 
 
 @pytest.mark.parametrize(

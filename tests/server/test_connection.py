@@ -566,10 +566,10 @@ def test_others_have_their_turn_between_pieces(
             time.sleep(piece_s)
             super().data_received(data)
 
-    with serve(Slow) as url, closing(call(url)) as other:
+    with serve(Slow) as url, closing(call(url)) as second_caller:
         if has_others:
-            other.sendall(head(1, "expect: 100-continue"))  # and is waited for
-            assert b"100 Continue" in other.recv(65536)
+            second_caller.sendall(head(1, "expect: 100-continue"))  # and is waited for
+            assert b"100 Continue" in second_caller.recv(65536)
             seen.clear()
         assert web.post(f"{url}/v1/infer", content=b" " * 2**20).status_code == 400
     assert seen.count("piece") >= 2**20 / READ_BYTES
