@@ -20,7 +20,9 @@ OPSET = 24  # of ONNX, the first whose Attention takes numbers of keys
 
 # finite: minus infinity makes NaN where every key is masked, and 0 * NaN reaches neighbours
 MASKED = -1e9
-UNSEEN = MASKED / 2  # of a row that sees no other key, so that it sees these, and still no pad
+# of a row that sees no other key, so that it sees these, and still no pad: also in float16, where
+# MASKED becomes -65504
+UNSEEN = -3e4
 
 
 # queries of a sequence that attention takes at once. Their scores are heads x BLOCK x S numbers, so

@@ -1,5 +1,6 @@
 """Experiments for a machine with a GPU.
 
+`answers`: of every preset and family with two layers, to the questions that processors are asked.
 For each shape of a BERT of transformers with drawn weights, exported and certified on the CPU at
 first use: `agreement` (what `addnorm verify --provider cuda` measures, over more drawn batches),
 `speed` (the engine beside PyTorch) and `http` (the server beside PyTorch behind FastAPI). A step's
@@ -8,8 +9,9 @@ Without ADDNORM_PROVIDER=cuda the CPU rehearses it with tiny models.
 """
 
 import json
+import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
@@ -40,8 +42,9 @@ from addnorm.service.settings import Settings
 from benchmarks import peers, processes
 from benchmarks.contender import Contender, in_precision
 from benchmarks.findings import Findings, Options
-from benchmarks.gpu import speed
+from benchmarks.gpu import answers, speed
 from benchmarks.gpu.rehearsal import rehearse
+from benchmarks.processors import models
 from benchmarks.shapes import Shape
 
 Figures = dict[str, Any]
@@ -88,6 +91,7 @@ class Setup:
     engines: Callable[[Settings], OpenEngine]
     device: str  # of PyTorch
     shapes: Mapping[str, Shape]
+    families: Sequence[str]  # names of two-layer models
     seconds: float  # of one measurement
     num_compositions: int  # drawn batches for each precision
 
@@ -135,6 +139,13 @@ class Setup:
         model = speed.load_model(self.bundle(shape), self.settings, self.engines)
         return speed.measure(model, self.config(shape), self.device, self.seconds)
 
+    def answers(self, name: str) -> Figures:
+        """Precision -> the largest difference from the CPU's answers, and whose words are others.
+        Of a two-layer model."""
+        folder, provider = self.out / "families" / name, "cuda" if self.device == "cuda" else "cpu"
+        shutil.rmtree(folder, ignore_errors=True)  # of an earlier run
+        return answers.measure(name, folder, provider)
+
     def http(self, shape: str) -> Figures:
         """Load and side -> useful tokens per second over HTTP, the median of the rounds, and
         answers that were wrong. PyTorch is in float16 behind FastAPI."""
@@ -168,7 +179,7 @@ class Setup:
 
 def rehearsal(out: Path, settings: Settings) -> Setup:
     folder = out / "gpu-rehearsal"
-    return Setup(folder, settings, lambda _: rehearse, "cpu", TINY, 0.05, 20)
+    return Setup(folder, settings, lambda _: rehearse, "cpu", TINY, ("embedder",), 0.05, 20)
 
 
 def run(options: Options) -> Findings:
@@ -179,7 +190,9 @@ def run(options: Options) -> Findings:
         return Findings("", [f"this needs {' and '.join(missing)}"])
     onnxruntime.preload_dlls()  # of CUDA and cuDNN, where pip put them
     out = options.out / "gpu"
-    return try_steps(options, Setup(out, settings, engines_for, "cuda", SHAPES, 0.5, 2000))
+    return try_steps(
+        options, Setup(out, settings, engines_for, "cuda", SHAPES, models.names(), 0.5, 2000)
+    )
 
 
 def _missing() -> Iterator[str]:
@@ -200,7 +213,8 @@ def try_steps(options: Options, setup: Setup) -> Findings:
     """Every step that is wanted, though one before it failed."""
     setup.out.mkdir(parents=True, exist_ok=True)
     parts = {"agreement": setup.agreement, "speed": setup.speed, "http": setup.http}
-    steps = {
+    steps = {f"answers {name}": partial(setup.answers, name) for name in setup.families}
+    steps |= {
         f"{name} {shape}": partial(parts[name], shape)
         for shape in setup.shapes
         for name in _parts(shape)

@@ -58,7 +58,7 @@ def compare(reference: Path, folder: Path, precision: str) -> Compared:
         return Compared(refused=(folder / REFUSED).read_text())
     comparison = Compared()
     for file in sorted(reference.glob(f"{precision}-*.json")):
-        for name, expected, actual in _outputs(file, folder / file.name):
+        for name, expected, actual in outputs(file, folder / file.name):
             comparison.outputs.setdefault(name, Count()).add(*_unequal(expected, actual))
     for index in questions.ALONE:
         comparison.not_invariant |= {*_other_in_company(folder, precision, index)}
@@ -70,7 +70,7 @@ def precisions(folder: Path) -> list[str]:
     return sorted({file.name.partition("-")[0] for file in folder.glob("*.json")})
 
 
-def _outputs(expected_file: Path, actual_file: Path) -> Iterator[tuple[str, Any, Any]]:
+def outputs(expected_file: Path, actual_file: Path) -> Iterator[tuple[str, Any, Any]]:
     """Names of outputs, or of fields of an answer, with the values of both."""
     here, there = orjson.loads(expected_file.read_bytes()), orjson.loads(actual_file.read_bytes())
     question = expected_file.stem.partition("-")[2]
@@ -82,7 +82,7 @@ def _outputs(expected_file: Path, actual_file: Path) -> Iterator[tuple[str, Any,
 
 def _unequal(expected: Any, actual: Any) -> tuple[int, int]:
     """Numbers, and how many of them differ in a bit: all of them where the words around them do."""
-    (numbers, words), (other_numbers, other_words) = _leaves(expected), _leaves(actual)
+    (numbers, words), (other_numbers, other_words) = leaves(expected), leaves(actual)
     if len(numbers) != len(other_numbers) or words != other_words:
         return max(len(numbers), len(other_numbers)), max(len(numbers), len(other_numbers), 1)
     return len(numbers), int(
@@ -90,7 +90,7 @@ def _unequal(expected: Any, actual: Any) -> tuple[int, int]:
     )
 
 
-def _leaves(value: Any) -> tuple[np.ndarray[Any, np.dtype[np.float64]], list[Any]]:
+def leaves(value: Any) -> tuple[np.ndarray[Any, np.dtype[np.float64]], list[Any]]:
     """The numbers of a JSON value, and what is no number, both in order."""
     numbers, words = list[float](), list[Any]()
     _collect(value, numbers, words)

@@ -71,6 +71,7 @@ def export_all(
     root: Path,
     checkpoints: Path,
     write: Callable[[Source, Path, str, int], object] = export,
+    precisions: Sequence[str] = PRECISIONS,
 ) -> None:
     """Bundles of the wanted names under `root`, certified on this machine. RuntimeError names one
     that is refused."""
@@ -78,16 +79,17 @@ def export_all(
         if name in wanted:
             source = make()
             try:
-                write(replace(source, wishes=_wishes(name, source)), root, name, 1)
+                write(replace(source, wishes=_wishes(name, source, precisions)), root, name, 1)
             except CertificationError as error:
                 raise RuntimeError(f"{name} is not certified: {error}") from error
 
 
-def _wishes(name: str, source: Source) -> Wishes:
+def _wishes(name: str, source: Source, precisions: Sequence[str]) -> Wishes:
     """int8 where it pays, and where random weights leave it certified: it moves words of a tagger
     that nobody trained from one label to another."""
-    is_fp32 = source.model.config.d_model < WIDTH or name == "tagger"
-    return Wishes(precisions=("fp32",) if is_fp32 else PRECISIONS, lens=name in WITH_LENS)
+    has_int8 = source.model.config.d_model >= WIDTH and name != "tagger"
+    kept = tuple(precision for precision in precisions if has_int8 or precision != "int8")
+    return Wishes(precisions=kept, lens=name in WITH_LENS)
 
 
 def _makers(checkpoints: Path) -> Iterator[tuple[str, Callable[[], Source]]]:

@@ -27,6 +27,12 @@ TEXTS = (
 )
 PAIR = [TEXTS[0], TEXTS[1]]
 MASKED = "The train to [MASK] leaves at [MASK]."
+LONG = " ".join(8 * [TEXTS[3]])  # read in windows
+OF_LONG_TEXTS: dict[Task, dict[str, Any]] = {
+    "embed": {"input": [LONG]},
+    "rerank": {"query": TEXTS[0], "documents": [LONG]},
+    "classify": {"texts": [LONG]},
+}
 OF_TASKS: dict[Task, tuple[str, dict[str, Any]]] = {
     "embed": ("/v1/embeddings", {"input": [*TEXTS]}),
     "rerank": ("/v2/rerank", {"query": TEXTS[0], "documents": [*TEXTS]}),
@@ -100,6 +106,9 @@ def _of_texts(bundle: Bundle, precision: str) -> Iterator[Question]:
         if task in OF_TASKS:
             path, body = OF_TASKS[task]
             yield _question(bundle, precision, f"{precision}-{task}", path, body)
+        if task in OF_LONG_TEXTS:
+            body = {**OF_LONG_TEXTS[task], "windows": {"overlap": 4}}
+            yield _question(bundle, precision, f"{precision}-{task}-windows", path, body)
     if bundle.manifest.vector_ranges is not None:
         normalize = bundle.manifest.normalize  # as the vectors whose ranges were measured
         for dtype in get_args(VectorDType):

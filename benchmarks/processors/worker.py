@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -27,12 +28,13 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def main(root: Path, out: Path) -> None:
+def main(root: Path, out: Path, **settings: Any) -> None:
+    """settings: other than SETTINGS."""
     for path in sorted(path for path in root.glob("*/*") if path.name.isdigit()):
         folder = out / path.parent.name
         folder.mkdir(parents=True)
         try:
-            service = open_service(path, **SETTINGS)
+            service = open_service(path, **{**SETTINGS, **settings})
         except CorpusError as error:
             (folder / REFUSED).write_text(str(error))
             continue
