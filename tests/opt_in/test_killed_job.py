@@ -3,6 +3,7 @@ beside jobs that are not: equal bytes, flat memory."""
 
 import fnmatch
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from addnorm.corpus.storage import Location
 from addnorm.export import sources
 from addnorm.export.exporting import export
 from benchmarks.data import texts
-from benchmarks.findings import BUILD
+from benchmarks.findings import BUILD, BUNDLES
 from benchmarks.processes import LOOPBACK, program
 from tests.support import corpus_files
 from tests.support.texts import TEXT_MODEL, checkpoint
@@ -30,7 +31,9 @@ from tests.support.texts import TEXT_MODEL, checkpoint
 pytestmark = pytest.mark.killed_job
 NUM_ROWS = 600_000  # memory rises until the cache is full, after some 250,000 of these texts
 NUM_ON_S3 = 100_000  # seven windows
+NUM_SLOW = 10_000  # one window, of a model that takes longer for it than until vectors are saved
 KILLED_AFTER = (2, 4)  # parts that are seen before the process is killed
+PARTS, SAVED = "part-*.parquet", "saved-*.parquet"  # saved: of a window that is not complete
 MAX_GROWTH = 1.1  # of resident memory, the last fifth of the job over the third
 BUCKET = "corpus"
 
@@ -42,8 +45,9 @@ class Ended(NamedTuple):
     num_parts: int  # that were there when it ended
 
 
-def run(arguments: list[str], kill_after: int | None = None) -> Ended:
-    """kill_after: so many parts, in the midst of the next window. Each that is seen is whole."""
+def run(arguments: list[str], kill_after: int | None = None, files: str = PARTS) -> Ended:
+    """kill_after: so many files of this kind, in the midst of the next window. Each that is seen is
+    whole."""
     folder, resident = Location.parse(f"{arguments[1]}.parts"), list[float]()
     process = subprocess.Popen([sys.executable, "-m", "addnorm", "embed", *arguments])
     seen = 0
@@ -51,7 +55,7 @@ def run(arguments: list[str], kill_after: int | None = None) -> Ended:
         while process.poll() is None:
             resident.append(_resident_mib(process.pid))
             time.sleep(0.05)
-            if kill_after is not None and (seen := _num_whole(folder)) >= kill_after:
+            if kill_after is not None and (seen := _num_whole(folder, files)) >= kill_after:
                 process.kill()
                 process.wait()
     finally:
@@ -60,12 +64,12 @@ def run(arguments: list[str], kill_after: int | None = None) -> Ended:
     return Ended(resident, seen)
 
 
-def _num_whole(folder: Location) -> int:
+def _num_whole(folder: Location, files: str) -> int:
     # beside them a folder has a lock, and a part while it is written
-    parts = fnmatch.filter(folder.names_within() if folder.exists() else [], "part-*.parquet")
-    for part in parts:
-        assert (folder / part).open_parquet().metadata.num_rows > 0
-    return len(parts)
+    names = fnmatch.filter(folder.names_within() if folder.exists() else [], files)
+    for name in names:
+        assert (folder / name).open_parquet().metadata.num_rows > 0
+    return len(names)
 
 
 def _resident_mib(pid: int) -> float:
@@ -97,6 +101,23 @@ def test_a_killed_job_writes_the_same_bytes_in_flat_memory(tmp_path: Path) -> No
     fifths = [np.median(part) for part in np.array_split(whole.resident_mib, 5)]
     print(f"resident MiB in each fifth: {[round(one) for one in fifths]}")
     assert fifths[4] <= MAX_GROWTH * fifths[2]
+
+
+def test_a_job_killed_within_a_window_computes_less_and_writes_the_same_bytes(
+    tmp_path: Path,
+) -> None:
+    bundle = BUNDLES / "all-minilm-l6-v2" / "1"
+    rows = texts.write(tmp_path / "texts.parquet", NUM_SLOW, bundle)
+    outs = [tmp_path / "unkilled.parquet", tmp_path / "killed.parquet"]
+    jobs = [[str(rows), str(out), "--model", f"{bundle}@fp32"] for out in outs]
+    run(jobs[0])
+    run(jobs[1], 1, SAVED)
+    embed = [sys.executable, "-m", "addnorm", "embed", *jobs[1]]
+    done = subprocess.run(embed, capture_output=True, text=True, check=True)
+    match = re.search(r"([\d,]+) of them now", done.stdout)
+    assert match
+    assert int(match[1].replace(",", "")) < NUM_SLOW
+    assert outs[0].read_bytes() == outs[1].read_bytes()
 
 
 @pytest.fixture(scope="module")
