@@ -142,11 +142,11 @@ EXPERIMENTS = {
         only="names of models, processors, versions: neoverse-n1 bert; also sandybridge, sve, sme",
     ),
     "gpu": Experiment(
-        "of a GPU, with ADDNORM_PROVIDER=cuda: differences, bits, speed beside PyTorch",
+        "of a GPU, with ADDNORM_PROVIDER=cuda: answers, differences, bits, speed beside PyTorch",
         "benchmarks.gpu.experiment:run",
         20,
         ("service/engine", "export/cuda", "export/graphs", "benchmarks/gpu"),
-        only="beginnings of steps: agreement, speed, http",
+        only="beginnings of steps: answers, agreement, speed, http",
         needs_gpu=True,
     ),
 }

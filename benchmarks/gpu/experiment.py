@@ -174,7 +174,8 @@ class Setup:
                     figures[f"{traffic}, {name}"] = median(run["tokens_per_s"] for run in runs)
                     figures[f"{traffic}, {name}, p50 ms"] = median(run["p50_ms"] for run in runs)
                     figures[f"{traffic}, {name}, wrong"] = sum(run["num_errors"] for run in runs)
-            return figures
+            wrong = [name for name, value in figures.items() if name.endswith("wrong") and value]
+            return figures | {"missed": [f"{name}: {figures[name]}" for name in wrong]}
 
 
 def rehearsal(out: Path, settings: Settings) -> Setup:
@@ -231,6 +232,7 @@ def try_steps(options: Options, setup: Setup) -> Findings:
             except Exception as error:  # whatever it is, the next step may say something
                 figures[name] = {"failed": f"{type(error).__name__}: {error}"}
                 failed.append(f"{name}: {figures[name]['failed']}")
+            failed += [f"{name}: {sentence}" for sentence in figures[name].get("missed", ())]
             figures[name]["step's seconds"] = round(time.monotonic() - start_s, 1)
             setup.report.write_text(json.dumps(figures, indent=1))
             print(f"{name}: {json.dumps(figures[name].get('holds', figures[name]))}", flush=True)

@@ -11,7 +11,7 @@ import torch
 from addnorm.load.run import compute_alone
 from addnorm.service.settings import Settings
 from benchmarks.findings import Options
-from benchmarks.gpu import experiment, speed
+from benchmarks.gpu import answers, experiment, speed
 from benchmarks.gpu.experiment import AS_WRITTEN, Setup
 from benchmarks.peers.torch_server import pad
 
@@ -42,6 +42,34 @@ def test_a_rehearsal_runs_every_step_and_keeps_its_figures(setup: Setup) -> None
     ids = np.arange(1, 6)
     means = compute("activations", ids).mean(0)
     np.testing.assert_allclose(compute("pooled", ids), means, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("answer", "compared"),
+    [
+        ({"pooled": [[1.0, -4.0]], "label": "a"}, [("fp32-ragged: pooled", 0.0, False)]),
+        ({"pooled": [[1.0, -3.0]], "label": "a"}, [("fp32-ragged: pooled", 0.25, False)]),
+        ({"pooled": [[1.0]], "label": "a"}, [("fp32-ragged: pooled", 0.0, True)]),
+        (
+            {"pooled": [[1.0, -4.0]], "label": "b"},
+            [("fp32-ragged: label", 0.0, True), ("fp32-ragged: pooled", 0.0, False)],
+        ),
+    ],
+)
+def test_answers_are_compared_by_their_largest_number_and_their_words(
+    tmp_path: Path, answer: dict[str, object], compared: list[tuple[str, float, bool]]
+) -> None:
+    for folder, fields in (("cpu", {"pooled": [[1.0, -4.0]], "label": "a"}), ("gpu", answer)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "fp32-ragged.json").write_text(json.dumps(fields))
+        (tmp_path / folder / "fp32-vectors-int8.json").write_text(json.dumps({"pooled": folder}))
+    assert [*answers.compare(tmp_path / "cpu", tmp_path / "gpu", "fp32")] == compared
+
+
+def test_what_a_step_missed_is_told(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "measure", lambda *_: {"missed": ["pooled differs by 0.05"]})
+    steps = experiment.try_steps(Options(1, 1, ("answers",)), setup)
+    assert steps.missed == ["answers embedder: pooled differs by 0.05"]
 
 
 def test_pads_do_not_reach_the_peers_vectors(setup: Setup) -> None:

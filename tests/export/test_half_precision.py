@@ -14,10 +14,13 @@ from addnorm.export import sources
 from addnorm.export.certificate import parity
 from addnorm.export.certificate.graph import exact, structure
 from addnorm.export.certificate.parity import CertificationError
+from addnorm.export.exporting import export
 from addnorm.export.graphs import all_graphs
 from addnorm.export.graphs.half_precision import SUFFIX, HalfPrecisionError, to_half
 from addnorm.export.graphs.model_file import Graph
+from addnorm.export.wishes import Wishes
 from addnorm.model.presets import build
+from addnorm.model.transformer import add_unseen
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.model import Model
@@ -123,6 +126,13 @@ def test_certificate_covers_fp16(notebook_in_fp16: Bundle) -> None:
     assert [c["difference"] for c in checks if "unequal" in c["output"]] == [0] * 6
     assert notebook_in_fp16.manifest.precisions["fp16"] == "model.fp16.onnx"
     onnx.checker.check_model(notebook_in_fp16.graph("fp16"), full_check=True)
+
+
+def test_a_token_that_no_row_sees_sees_itself_alone_and_no_pad(tmp_path: Path) -> None:
+    """The certificate's sequence of one token is of the last id."""
+    source = sources.preset("postnorm", Wishes(precisions=("fp32", "fp16")))
+    add_unseen(source.model, token_id=4)
+    assert export(source, tmp_path, "unseen").ref == "unseen/1"
 
 
 def test_a_gpu_runs_attention_and_layer_normalization_in_fp32_too(notebook_in_fp16: Bundle) -> None:
