@@ -15,6 +15,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from addnorm.export import command, exporting, sources, writer
 from addnorm.export.certificate import parity
+from addnorm.export.certificate.certificate import Check, refuse_failures
 from addnorm.export.certificate.graph import exact, structure
 from addnorm.export.certificate.graph.exact import Files
 from addnorm.export.certificate.parity import CertificationError
@@ -199,6 +200,22 @@ def test_every_single_constant_attribute_and_node_counts(
         changed = body.copy()
         del changed.proto.graph.node[index]
         assert list(structure.differences(changed, wanted)), node.name
+
+
+@pytest.mark.parametrize(
+    ("precisions", "ending"),
+    [
+        (("fp16", "fp16"), "the limit is 0.1: leave fp16 out"),
+        (("int8",), "the limit is 0.1: leave int8 out, or keep some matrices in fp32"),
+        (("fp32", "fp16"), "the limit is 0.1$"),
+    ],
+)
+def test_a_refusal_names_the_precision_to_leave_out_if_it_fails_alone(
+    precisions: tuple[str, ...], ending: str
+) -> None:
+    checks = [Check("ragged", "logits", precision, 0.2, 0.1) for precision in precisions]
+    with pytest.raises(CertificationError, match=ending):
+        refuse_failures(checks)
 
 
 def test_ranges_of_another_processor_are_accepted_and_others_not(postnorm: Subject) -> None:
