@@ -127,7 +127,7 @@ build/js-%/ready: benchmarks/environments/js-%.json
 	touch $@
 
 # What an emulated ARM processor runs: arm64's Python, and wheels at the versions of .venv
-build/processors/ready: benchmarks/processors/prepare.sh pyproject.toml
+build/processors/ready: benchmarks/processors/prepare.sh benchmarks/processors/fma.c pyproject.toml
 	$(PYTHON) -m benchmarks.processors.packages > build/processors.txt
 	xargs -a build/processors.txt benchmarks/processors/prepare.sh build/processors
 	touch $@

@@ -16,6 +16,7 @@ NATIVE = "native"
 ROOT = BUILD / "processors"  # what prepare.sh makes
 ONNXRUNTIMES = BUILD / "onnxruntime"  # a folder for each version
 NUM_CORES = 4
+PRELOAD = "LD_PRELOAD"
 AVX = "sse4_1 sse4_2 avx"
 AVX2 = f"{AVX} f16c fma avx2"
 NEON = (
@@ -67,9 +68,12 @@ class Processor:
         """This environment's, or arm64's."""
         files, here = self._files(root.absolute()), str(Path.cwd())
         emulator = [f"qemu-{self.machine}", "-cpu", self.cpu, "-L", str(files)]
+        emulator += ["-U", PRELOAD]  # it is for qemu, not for what qemu runs
         python = files / "usr/bin/python3.11" if self.is_arm else Path(sys.executable)
         folders = [here, str(root.absolute() / "site")] if self.is_arm else [here]
         variables = {"PYTHONPATH": os.pathsep.join(folders), "PYTHONDONTWRITEBYTECODE": "1"}
+        if (fma := root.absolute() / "fma.so").exists():
+            variables[PRELOAD] = str(fma)
         return Python(self.name, [*emulator, str(python)], variables)
 
     def _files(self, root: Path) -> Path:

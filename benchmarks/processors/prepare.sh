@@ -2,6 +2,7 @@
 # prepare.sh FOLDER PACKAGE...: what an emulated ARM processor runs; about a minute, 500 MB.
 #   FOLDER/root  Python 3.11 and its C libraries for arm64, of Debian 12: unpacked, not installed
 #   FOLDER/site  the packages, as wheels for manylinux_2_28_aarch64
+#   FOLDER/fma.so  what saves qemu most of its time on Intel, see fma.c; only where there is a compiler
 # Asks Debian's mirrors and PyPI. Changes nothing outside of FOLDER, and needs no root.
 set -euo pipefail
 folder=$(realpath -m "${1:?FOLDER}"); shift
@@ -26,3 +27,6 @@ for glibc in 2_28 2_27 2_26 2_24 2_17; do platforms+=(--platform "manylinux_${gl
 python3 -m pip --disable-pip-version-check install --quiet --no-deps --upgrade \
   --target "$folder/site" --python-version 3.11 --implementation cp --only-binary=:all: \
   "${platforms[@]}" --platform manylinux2014_aarch64 "$@"
+if grep -qm1 '^flags.*\bfma\b' /proc/cpuinfo && command -v cc >/dev/null; then
+  cc -O2 -shared -fPIC -o "$folder/fma.so" "$(dirname "${BASH_SOURCE[0]}")/fma.c"
+fi
