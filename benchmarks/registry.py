@@ -136,7 +136,7 @@ EXPERIMENTS = {
     "processors": Experiment(
         "equal bits on AVX2 and NEON, emulated, and with other versions of onnxruntime",
         "benchmarks.processors.experiment:run",
-        25,
+        35,
         ("service/engine", "service/asking", "service/arithmetic.py", "model", "export/graphs"),
         (BERT, ARM, "qemu-aarch64"),
         only="names of models, processors, versions: neoverse-n1 bert; also sandybridge, sve, sme",
