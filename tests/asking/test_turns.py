@@ -131,7 +131,11 @@ def test_a_key_that_had_no_work_has_saved_nothing_up() -> None:
     async def early() -> None:
         await played.ask("early", 100, SLICE_S)
         played.order.clear()
-        await asyncio.gather(*(played.ask(key, 4, SLICE_S) for key in ("early", "late")))
+        played.stops_after = 1
+        both = [asyncio.ensure_future(played.ask(key, 4, SLICE_S)) for key in ("early", "late")]
+        await asyncio.sleep(0)
+        played.goes_on.set()  # now that both have come
+        await asyncio.gather(*both)
 
     played.play(early())
     assert played.order[:4].count("late") == 2

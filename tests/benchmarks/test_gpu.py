@@ -66,9 +66,15 @@ def test_answers_are_compared_by_their_largest_number_and_their_words(
     assert [*answers.compare(tmp_path / "cpu", tmp_path / "gpu", "fp32")] == compared
 
 
-def test_what_a_step_missed_is_told(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "measure", lambda *_: {"missed": ["pooled differs by 0.05"]})
-    steps = experiment.try_steps(Options(1, 1, ("answers",)), setup)
+class Missing(Setup):
+    """Its answers differ."""
+
+    def answers(self, name: str) -> dict[str, list[str]]:
+        return {"missed": ["pooled differs by 0.05"]}
+
+
+def test_what_a_step_missed_is_told(setup: Setup) -> None:
+    steps = experiment.try_steps(Options(1, 1, ("answers",)), Missing(**vars(setup)))
     assert steps.missed == ["answers embedder: pooled differs by 0.05"]
 
 
