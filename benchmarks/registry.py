@@ -144,7 +144,7 @@ EXPERIMENTS = {
     "gpu": Experiment(
         "of a GPU, with ADDNORM_PROVIDER=cuda: answers, differences, bits, speed beside PyTorch",
         "benchmarks.gpu.experiment:run",
-        20,
+        25,
         ("service/engine", "export/cuda", "export/graphs", "benchmarks/gpu"),
         only="beginnings of steps: answers, agreement, speed, http",
         needs_gpu=True,
@@ -202,8 +202,8 @@ PROOFS = {
         (SERVED, "build/search/ready"),
     ),
     "killed_job": Proof(
-        "`addnorm embed` of 600,000 texts, and from and to a local S3 server, killed twice: the"
-        " same bytes",
+        "`addnorm embed` of 600,000 texts, and from and to a local S3 server, killed twice, and"
+        " within a window: the same bytes",
         13,
         ("build/s3/ready", SERVED),
     ),

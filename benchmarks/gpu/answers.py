@@ -3,68 +3,77 @@ texts, every output, pooling and task, in windows and by MaxSim."""
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.processors import differences, models, worker
 
-# made of other outputs by the CPU, with numbers that a rounding moves to the next step
-STEPPED = "-vectors-"
-NOT_COMPARED = "-certificate"
+# parts of questions' names: vectors in steps, where a rounding moves a number to the next one, and
+# the verdict on bits
+SKIPPED_QUESTIONS = ("-vectors-", "-certificate")
 # of a number from the CPU's, over the largest number of its output
-MAX_DIFFERENCE = {"fp32": 0.001, "fp16": 0.03}
+MAX_DIFFERENCES = {"fp32": 0.001, "fp16": 0.03}
+
+
+class Comparison(NamedTuple):
+    """One output of one question. difference: the largest of its numbers, over the largest of them.
+    has_other_words: such as labels in another order; then no numbers are compared."""
+
+    difference: float
+    output: str
+    has_other_words: bool
 
 
 def measure(name: str, folder: Path, provider: str) -> dict[str, Any]:
-    """Precision -> the largest difference of a number from the CPU's, over the largest number of
-    its output, with the output's name, and the outputs whose words are others; and what was
-    missed, as sentences. In float16 words may be others: labels that are equally likely change
-    places. It is exported in both precisions of a GPU, or in fp32 alone where fp16 is not
-    certified."""
-    bundles, missed = folder / "bundles", list[str]()
-    figures: dict[str, Any] = {"missed": missed}
+    """Precision -> the largest difference from the CPU, with its output, and outputs with other
+    words; and a sentence for each miss. In float16 words may be others: labels that are equally
+    likely change places. The model is exported in both precisions of a GPU, or in fp32 alone where
+    fp16 is not certified. RuntimeError if the model does not load or does not answer."""
+    bundles, misses = folder / "bundles", list[str]()
+    figures: dict[str, Any] = {"missed": misses}
     try:
         models.export_all([name], bundles, folder / "checkpoints", precisions=("fp32", "fp16"))
     except RuntimeError as error:
         figures["fp16 is not certified"] = str(error)
         models.export_all([name], bundles, folder / "checkpoints", precisions=("fp32",))
-    expected, answers = folder / "expected" / name, folder / "answers" / name
-    for answered, side in ((expected, "cpu"), (answers, provider)):
+    cpu_answers, gpu_answers = (folder / place / name for place in ("on-cpu", "on-gpu"))
+    for answers, side in ((cpu_answers, "cpu"), (gpu_answers, provider)):
         try:
-            worker.main(bundles, answered.parent, provider=side)
+            worker.main(bundles, answers.parent, provider=side)
         except SystemExit as error:
             raise RuntimeError(f"on {side}: {error}") from error
-    if (refused := answers / worker.REFUSED).exists():
-        raise RuntimeError(refused.read_text())
-    for precision in differences.precisions(expected):
-        compared = [*compare(expected, answers, precision)]
-        largest, output = max((difference, name) for name, difference, _ in compared)
-        others = sorted({name for name, _, is_other in compared if is_other})
+        if (reason := answers / worker.REFUSED).exists():
+            raise RuntimeError(f"on {side}: {reason.read_text()}")
+    for precision in differences.precisions(cpu_answers):
+        comparisons = [*compare(cpu_answers, gpu_answers, precision)]
+        largest = max(comparisons)
+        outputs = sorted(each.output for each in comparisons if each.has_other_words)
         figures[precision] = {
-            "largest_difference": largest,
-            "output": output,
-            "outputs": len(compared),
-            "other words": others,
+            "largest_difference": largest.difference,
+            "output": largest.output,
+            "outputs": len(comparisons),
+            "other words": outputs,
         }
-        if not largest <= MAX_DIFFERENCE[precision]:
-            missed.append(f"{output} differs by {largest:.2g} of its largest number")
-        if others and precision == "fp32":
-            missed.append(f"other words: {', '.join(others)}")
+        if not largest.difference <= MAX_DIFFERENCES[precision]:
+            misses.append(f"{largest.output}: {largest.difference:.2g} of its largest number")
+        if outputs and precision == "fp32":
+            misses.append(f"other words: {', '.join(outputs)}")
     return figures
 
 
-def compare(expected: Path, answers: Path, precision: str) -> Iterator[tuple[str, float, bool]]:
-    """Question and output, the largest difference of its numbers over the largest of them, and
-    whether its words are others, such as labels in another order: then numbers are not compared."""
-    for file in sorted(expected.glob(f"{precision}-*.json")):
-        if STEPPED in file.stem or NOT_COMPARED in file.stem:
+def compare(cpu_answers: Path, gpu_answers: Path, precision: str) -> Iterator[Comparison]:
+    for file in sorted(cpu_answers.glob(f"{precision}-*.json")):
+        if any(part in file.stem for part in SKIPPED_QUESTIONS):
             continue
-        for name, here, there in differences.outputs(file, answers / file.name):
-            (numbers, words), (other_numbers, other_words) = map(differences.leaves, (here, there))
+        for name, on_cpu, on_gpu in differences.outputs(file, gpu_answers / file.name):
+            (numbers, words), (other_numbers, other_words) = map(
+                differences.leaves, (on_cpu, on_gpu)
+            )
             output = f"{file.stem}: {name}"
             if words != other_words or len(numbers) != len(other_numbers):
-                yield output, 0.0, True
+                yield Comparison(0.0, output, True)
             elif len(numbers):
                 largest = max(float(np.abs(numbers).max()), 1e-30)
-                yield output, float(np.abs(numbers - other_numbers).max()) / largest, False
+                difference = float(np.abs(numbers - other_numbers).max()) / largest
+                yield Comparison(difference, output, False)

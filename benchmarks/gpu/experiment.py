@@ -89,7 +89,7 @@ class Setup:
     out: Path
     settings: Settings
     engines: Callable[[Settings], OpenEngine]
-    device: str  # of PyTorch
+    device: str  # cuda or cpu
     shapes: Mapping[str, Shape]
     families: Sequence[str]  # names of two-layer models
     seconds: float  # of one measurement
@@ -142,9 +142,9 @@ class Setup:
     def answers(self, name: str) -> Figures:
         """Precision -> the largest difference from the CPU's answers, and whose words are others.
         Of a two-layer model."""
-        folder, provider = self.out / "families" / name, "cuda" if self.device == "cuda" else "cpu"
+        folder = self.out / "families" / name
         shutil.rmtree(folder, ignore_errors=True)  # of an earlier run
-        return answers.measure(name, folder, provider)
+        return answers.measure(name, folder, self.device)
 
     def http(self, shape: str) -> Figures:
         """Load and side -> useful tokens per second over HTTP, the median of the rounds, and
@@ -223,7 +223,7 @@ def try_steps(options: Options, setup: Setup) -> Findings:
     figures: dict[str, Figures] = (
         json.loads(setup.report.read_text()) if setup.report.exists() else {}
     )
-    failed = list[str]()
+    misses = list[str]()
     for name, step in steps.items():
         if options.wants(name):
             start_s = time.monotonic()
@@ -231,10 +231,10 @@ def try_steps(options: Options, setup: Setup) -> Findings:
                 figures[name] = step()
             except Exception as error:  # whatever it is, the next step may say something
                 figures[name] = {"failed": f"{type(error).__name__}: {error}"}
-                failed.append(f"{name}: {figures[name]['failed']}")
-            failed += [f"{name}: {sentence}" for sentence in figures[name].get("missed", ())]
+                misses.append(f"{name}: {figures[name]['failed']}")
+            misses += [f"{name}: {sentence}" for sentence in figures[name].get("missed", ())]
             figures[name]["step's seconds"] = round(time.monotonic() - start_s, 1)
             setup.report.write_text(json.dumps(figures, indent=1))
             print(f"{name}: {json.dumps(figures[name].get('holds', figures[name]))}", flush=True)
     place = "a GPU" if setup.device == "cuda" else "the CPU: a rehearsal, which says nothing of one"
-    return Findings(f"On {place}. All figures: {setup.report}", failed, figures)
+    return Findings(f"On {place}. All figures: {setup.report}", misses, figures)

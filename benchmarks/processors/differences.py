@@ -58,8 +58,8 @@ def compare(reference: Path, folder: Path, precision: str) -> Compared:
         return Compared(refused=(folder / REFUSED).read_text())
     comparison = Compared()
     for file in sorted(reference.glob(f"{precision}-*.json")):
-        for name, expected, actual in outputs(file, folder / file.name):
-            comparison.outputs.setdefault(name, Count()).add(*_unequal(expected, actual))
+        for name, value, other_value in outputs(file, folder / file.name):
+            comparison.outputs.setdefault(name, Count()).add(*_unequal(value, other_value))
     for index in questions.ALONE:
         comparison.not_invariant |= {*_other_in_company(folder, precision, index)}
     return comparison

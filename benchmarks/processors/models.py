@@ -88,8 +88,10 @@ def _wishes(name: str, source: Source, precisions: Sequence[str]) -> Wishes:
     """int8 where it pays, and where random weights leave it certified: it moves words of a tagger
     that nobody trained from one label to another."""
     has_int8 = source.model.config.d_model >= WIDTH and name != "tagger"
-    kept = tuple(precision for precision in precisions if has_int8 or precision != "int8")
-    return Wishes(precisions=kept, lens=name in WITH_LENS)
+    return Wishes(
+        precisions=tuple(each for each in precisions if has_int8 or each != "int8"),
+        lens=name in WITH_LENS,
+    )
 
 
 def _makers(checkpoints: Path) -> Iterator[tuple[str, Callable[[], Source]]]:

@@ -129,8 +129,8 @@ def nodes(model: Model) -> dict[str, dict[str, Placement]]:
     }
 
 
-# where one precision alone fails
-WAYS_ON = {
+# if this precision alone fails
+REMEDIES = {
     "int8": ": leave int8 out, or keep some matrices in fp32 with --keep-recall",
     "fp16": ": leave fp16 out",
 }
@@ -140,10 +140,10 @@ def refuse_failures(checks: Sequence[Check]) -> None:
     """CertificationError names the first check that failed."""
     if failures := [check for check in checks if not check.passed]:
         first, precisions = failures[0], {check.precision for check in failures}
-        way_on = WAYS_ON.get(precisions.pop(), "") if len(precisions) == 1 else ""
+        remedy = REMEDIES.get(precisions.pop(), "") if len(precisions) == 1 else ""
         raise CertificationError(
             f"{len(failures)} of {len(checks)} checks failed; {first.case}: {first.output}"
-            f" ({first.precision}): {first.difference:.3g}, the limit is {first.limit:.3g}{way_on}"
+            f" ({first.precision}): {first.difference:.3g}, the limit is {first.limit:.3g}{remedy}"
         )
 
 

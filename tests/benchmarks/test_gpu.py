@@ -45,25 +45,25 @@ def test_a_rehearsal_runs_every_step_and_keeps_its_figures(setup: Setup) -> None
 
 
 @pytest.mark.parametrize(
-    ("answer", "compared"),
+    ("answer", "comparisons"),
     [
-        ({"pooled": [[1.0, -4.0]], "label": "a"}, [("fp32-ragged: pooled", 0.0, False)]),
-        ({"pooled": [[1.0, -3.0]], "label": "a"}, [("fp32-ragged: pooled", 0.25, False)]),
-        ({"pooled": [[1.0]], "label": "a"}, [("fp32-ragged: pooled", 0.0, True)]),
+        ({"pooled": [[1.0, -4.0]], "label": "a"}, [(0.0, "fp32-ragged: pooled", False)]),
+        ({"pooled": [[1.0, -3.0]], "label": "a"}, [(0.25, "fp32-ragged: pooled", False)]),
+        ({"pooled": [[1.0]], "label": "a"}, [(0.0, "fp32-ragged: pooled", True)]),
         (
             {"pooled": [[1.0, -4.0]], "label": "b"},
-            [("fp32-ragged: label", 0.0, True), ("fp32-ragged: pooled", 0.0, False)],
+            [(0.0, "fp32-ragged: label", True), (0.0, "fp32-ragged: pooled", False)],
         ),
     ],
 )
 def test_answers_are_compared_by_their_largest_number_and_their_words(
-    tmp_path: Path, answer: dict[str, object], compared: list[tuple[str, float, bool]]
+    tmp_path: Path, answer: dict[str, object], comparisons: list[tuple[float, str, bool]]
 ) -> None:
     for folder, fields in (("cpu", {"pooled": [[1.0, -4.0]], "label": "a"}), ("gpu", answer)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "fp32-ragged.json").write_text(json.dumps(fields))
         (tmp_path / folder / "fp32-vectors-int8.json").write_text(json.dumps({"pooled": folder}))
-    assert [*answers.compare(tmp_path / "cpu", tmp_path / "gpu", "fp32")] == compared
+    assert [*answers.compare(tmp_path / "cpu", tmp_path / "gpu", "fp32")] == comparisons
 
 
 class Missing(Setup):
