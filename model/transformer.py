@@ -252,6 +252,7 @@ def shorten(model: Transformer, max_positions: int) -> None:
         model.relative_bias.table = table
     if config.positions.disentangled:
         model.distances.limit(config)
+    model.train(model.training)  # the new parts too
 
 
 def add_unseen(model: Transformer, token_id: int) -> None:
@@ -261,7 +262,7 @@ def add_unseen(model: Transformer, token_id: int) -> None:
     config, tokens = model.config, model.tokens.weight.detach()
     model.config = replace(config, vocab_size=config.vocab_size + 1, unseen_id=config.vocab_size)
     table = torch.cat([tokens, tokens[token_id, None]])
-    model.tokens = nn.Embedding.from_pretrained(table)
+    model.tokens = nn.Embedding.from_pretrained(table).train(model.training)
 
 
 def randomize(model: Transformer, seed: int) -> Transformer:

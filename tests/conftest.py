@@ -47,11 +47,12 @@ from tests.support.waiting import eventually
 GOLDEN = Path(__file__).parent / "golden"
 # What is asked again is computed again: a cache would compare an answer with itself.
 OWN: dict[str, Any] = {"worker_threads": 2, "port": 0, "cache_bytes": 0}
-# presets of several equal layers, and what else takes long of them
+# presets of several equal layers, and what is smaller of them than in the preset
 DEEP: dict[str, dict[str, Any]] = {
     "gpt": {},
-    "encoder": {},
-    "minilm": {"heads": {"logits": HeadConfig("every", 999)}},  # as wide as the vocabulary
+    "encoder": {"d_model": 128, "n_heads": 2, "d_ff": 512, "embedding_scale": 128**0.5},
+    # its head is as wide as the vocabulary
+    "minilm": {"max_positions": 128, "heads": {"logits": HeadConfig("every", 999)}},
 }
 
 

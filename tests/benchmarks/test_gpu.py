@@ -23,7 +23,10 @@ def setup(tmp_path: Path) -> Setup:
     """Smaller still than the rehearsal."""
     rehearsal = experiment.rehearsal(tmp_path, Settings())
     tiny = rehearsal.shapes["tiny"]
-    fields = {**tiny.fields, "num_hidden_layers": 1, "max_position_embeddings": 128}
+    fields = {
+        **tiny.fields, "num_hidden_layers": 1, "max_position_embeddings": 128, "hidden_size": 32,
+        "intermediate_size": 64, "num_attention_heads": 2,
+    }  # fmt: skip
     shapes = dict.fromkeys(("tiny", f"own{AS_WRITTEN}"), replace(tiny, fields=fields))
     return replace(rehearsal, shapes=shapes, seconds=0.001, num_compositions=3)
 

@@ -19,11 +19,11 @@ from addnorm.export.graphs import all_graphs
 from addnorm.export.graphs.half_precision import SUFFIX, HalfPrecisionError, to_half
 from addnorm.export.graphs.model_file import Graph
 from addnorm.export.wishes import Wishes
-from addnorm.model.presets import build
 from addnorm.model.transformer import add_unseen
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.model import Model
+from tests.conftest import preset as two_layers
 from tests.support.bundles import change_constant, hashed_anew
 
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
@@ -31,7 +31,7 @@ FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 
 def exported(preset: str, layout: str = "packed") -> Graph:
     """A preset's graph in fp32."""
-    return all_graphs.export_body(build(preset, layout))
+    return all_graphs.export_body(two_layers(preset).in_layout(layout))
 
 
 def halved(preset: str, layout: str = "packed") -> ModelProto:

@@ -36,8 +36,8 @@ ALL_TEXTS = [*TEXTS, "a " * 40]
 
 def bert(folder: Path) -> Path:
     torch.manual_seed(0)
-    names = ("hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads")
-    config = {name: SIZES[name] for name in names}
+    names = ("hidden_size", "max_position_embeddings", "num_attention_heads")
+    config = {"intermediate_size": 64, **{name: SIZES[name] for name in names}}
     saved(BertForMaskedLM(BertConfig(vocab_size=len(WORDS), num_hidden_layers=1, **config)), folder)
     fields = json.loads((folder / "tokenizer_config.json").read_text())
     write_settings(folder, "tokenizer_config.json", **fields, mask_token="[MASK]")

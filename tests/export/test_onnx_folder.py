@@ -242,7 +242,8 @@ def test_another_graph_is_found_even_if_its_hash_is_recorded(
 def test_a_cross_encoder_has_logits_alone(tmp_path: Path) -> None:
     folder = tmp_path / "ranker"
     sizes = {**LARGER["Roberta"], "num_hidden_layers": 1}
-    model = made("RobertaForSequenceClassification", **sizes, num_labels=1)
+    same_body = {"hidden_act": "gelu_new", "layer_norm_eps": 1e-5}  # as `checkpoint` has
+    model = made("RobertaForSequenceClassification", **sizes, **same_body, num_labels=1)
     path = export_onnx(model, folder, precisions=["fp32", "int8"])
     opened = session(path)
     assert [item.name for item in opened.get_inputs()][:2] == ["input_ids", "attention_mask"]

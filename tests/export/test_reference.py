@@ -211,7 +211,7 @@ def test_a_model_of_transformers_takes_texts_with_a_tokenizer(tmp_path: Path) ->
     folder = tmp_path / "tokenizer"
     folder.mkdir()
     tokenizer().save(str(folder / "tokenizer.json"))
-    model = made("BertModel", vocab_size=len(WORDS))
+    model = made("BertModel", vocab_size=len(WORDS), num_hidden_layers=1)
     bundle = export_bundle(model, tmp_path, "own", tokenizer=folder, pooling="first")
     assert (bundle.manifest.pooling, "tokenizer.json" in bundle.manifest.files) == ("first", True)
     again = verify_bundle(bundle.path, model, tokenizer=folder)
@@ -227,7 +227,8 @@ def test_a_model_of_sentence_transformers_brings_its_tokenizer(tmp_path: Path, k
 
     is_pipeline = kind == "SentenceTransformer"
     class_name = "BertModel" if is_pipeline else "BertForSequenceClassification"
-    model = made(class_name, vocab_size=len(WORDS), **({} if is_pipeline else {"num_labels": 1}))
+    sizes = {"vocab_size": len(WORDS), "num_hidden_layers": 1}
+    model = made(class_name, **sizes, **({} if is_pipeline else {"num_labels": 1}))
     model.save_pretrained(tmp_path / "own")
     tokenizer_ = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer(), pad_token="[PAD]", unk_token="[UNK]"

@@ -1,5 +1,6 @@
 """Exports that tests share: PyTorch's exporter takes seconds, and repeats itself."""
 
+import gc
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -7,12 +8,14 @@ from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
 from filelock import FileLock
 from onnx import ModelProto
 from torch import nn
+from torch._export import utils as torch_operators
 from torch.export import ExportedProgram
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
@@ -22,6 +25,7 @@ from addnorm.export.graphs.all_graphs import Graphs
 from addnorm.export.graphs.model_file import Array, Graph
 from addnorm.export.sources import Source
 from addnorm.export.words.folder_tokenizer import NoTexts
+from addnorm.model.config import Config, Positions
 from addnorm.model.transformer import Transformer
 
 Export = Callable[..., Graph]
@@ -34,6 +38,7 @@ def source_of(model: Transformer) -> Source:
 
 EXPORTS = ("export_body", "export_head", "export_lens")
 HEADS = "heads"  # their names begin so
+TABLES = ("tokens", "positions", "types")  # how many rows they have changes nothing else in a graph
 _known: dict[str, Graph] = {}
 _prefix: list[str] = []  # of the exports that are made now
 _shared: list[Path] = []  # the folder that the processes of one run share, if they do
@@ -57,9 +62,13 @@ def shared_exports(proved: bool = False, apart: str = "") -> Iterator[None]:
         for name in EXPORTS:
             stack.enter_context(mock.patch.object(all_graphs, name, _remembering(name)))
         stack.enter_context(mock.patch.object(authors, "export_module", _translate_once))
-        # the exporter reads its table of operators anew for each export, which takes a tenth of it
+        # the exporter reads its tables of operators anew for each export, which takes a fifth of it
         table = staticmethod(cache(ONNXRegistry.from_torchlib))
         stack.enter_context(mock.patch.object(ONNXRegistry, "from_torchlib", table))
+        operators = cache(torch_operators._materialize_cpp_cia_ops)
+        stack.enter_context(
+            mock.patch.object(torch_operators, "_materialize_cpp_cia_ops", operators)
+        )
         if proved:
             stack.enter_context(mock.patch.object(exact, "Graphs", _Fresh))
         yield
@@ -135,15 +144,24 @@ def _weights(model: nn.Module) -> dict[str, Array]:
 
 def _made_once(key: str, make: Callable[[], Graph], weights: dict[str, Array]) -> Graph:
     if not _shared:
-        return _without_weights(make(), weights)
+        return _without_weights(_uncollected(make), weights)
     file = _shared[0] / f"{key}.pickle"
     with FileLock(f"{file}.lock"):
         if not file.exists():
-            model = _without_weights(make(), weights)
+            model = _without_weights(_uncollected(make), weights)
             file.write_bytes(pickle.dumps((model.proto.SerializeToString(), model.values)))
             return model
     proto, values = pickle.loads(file.read_bytes())
     return Graph(ModelProto.FromString(proto), values)
+
+
+def _uncollected(make: Callable[[], Graph]) -> Graph:
+    """A tenth of the exporter's time is spent on searching what it has just made for garbage."""
+    gc.disable()
+    try:
+        return make()
+    finally:
+        gc.enable()
 
 
 def _without_weights(made: Graph, weights: dict[str, Array]) -> Graph:
@@ -156,27 +174,37 @@ def _with_weights(made: Graph, weights: dict[str, Array]) -> Graph:
     proto, values = made.copy().proto, {**made.values}
     for item in proto.graph.initializer:
         if item.name in weights:
+            item.dims[:] = weights[item.name].shape
             if item.HasField("raw_data"):
                 item.raw_data = weights[item.name].tobytes()
             else:
                 values[item.name] = weights[item.name]
+    for info in proto.graph.value_info:
+        if info.name in weights:
+            sizes = zip(info.type.tensor_type.shape.dim, weights[info.name].shape, strict=True)
+            for dim, size in sizes:
+                dim.dim_value = size
     return Graph(proto, values)
 
 
 def _digest(model: nn.Module, weights: dict[str, Array], *arguments: int) -> str:
     """A digest of all that the exporter looks at: classes, attributes and buffers; of weights their
-    shapes, which of them are equal, and what is the same everywhere in one, such as zeros."""
+    shapes, which of them are equal, and what is the same everywhere in one, such as zeros. Models
+    whose TABLES differ in their rows alone have one."""
     digest = sha256(repr(arguments).encode())
     for name, module in model.named_modules():
         if name.startswith(HEADS):
             continue
         public = {key: value for key, value in vars(module).items() if not key.startswith("_")}
         if "config" in public:
-            public["config"] = replace(public["config"], heads={})
+            public["config"] = _without_rows(public["config"])
+        if name in TABLES:
+            del public["num_embeddings"]
         digest.update(repr((name, type(module), public)).encode())
     first: dict[tuple[str, bytes], str] = {}
     for name, array in weights.items():
-        kind, values = f"{array.dtype}{array.shape}", array.tobytes()
+        shape = array.shape[1:] if name.partition(".")[0] in TABLES else array.shape
+        kind, values = f"{array.dtype}{shape}", array.tobytes()
         digest.update(f"{name} {kind} {first.setdefault((kind, values), name)}".encode())
         if values == values[: array.itemsize] * array.size:
             digest.update(values[: array.itemsize])
@@ -185,3 +213,12 @@ def _digest(model: nn.Module, weights: dict[str, Array], *arguments: int) -> str
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().numpy().tobytes())
     return digest.hexdigest()
+
+
+def _without_rows(config: Config) -> dict[str, Any]:
+    """The fields that graphs of bodies depend on."""
+    fields = {**vars(config), "type_vocab_size": config.type_vocab_size > 1}
+    without = ["heads", "vocab_size"]
+    if replace(config.positions, added="learned") == Positions():  # nothing but a table
+        without.append("max_positions")
+    return {name: value for name, value in fields.items() if name not in without}

@@ -1,7 +1,8 @@
 """httpx for tests on busy machines.
 
 httpx waits 5 s where a test names no time. It also keeps an idle connection for 5 s, as the server
-does: a request that is sent in the moment in which the server closes it would be lost.
+does: a request that is sent in the moment in which the server closes it would be lost. And it reads
+all certificates of the machine for each client: here once.
 """
 
 from typing import Any
@@ -11,23 +12,24 @@ import httpx
 from tests.support.waiting import PATIENCE_S
 
 IDLE_S = 2.0
+DEFAULTS: dict[str, Any] = {"timeout": PATIENCE_S, "verify": httpx.create_ssl_context()}
 
 
 def client(**named: Any) -> httpx.Client:
     limits = httpx.Limits(keepalive_expiry=IDLE_S)
-    return httpx.Client(**{"timeout": PATIENCE_S, "limits": limits, **named})
+    return httpx.Client(**{**DEFAULTS, "limits": limits, **named})
 
 
 def get(url: str, **named: Any) -> httpx.Response:
-    return httpx.get(url, **{"timeout": PATIENCE_S, **named})
+    return httpx.get(url, **{**DEFAULTS, **named})
 
 
 def post(url: str, **named: Any) -> httpx.Response:
-    return httpx.post(url, **{"timeout": PATIENCE_S, **named})
+    return httpx.post(url, **{**DEFAULTS, **named})
 
 
 def options(url: str, **named: Any) -> httpx.Response:
-    return httpx.options(url, **{"timeout": PATIENCE_S, **named})
+    return httpx.options(url, **{**DEFAULTS, **named})
 
 
 def answered(response: httpx.Response) -> Any:
