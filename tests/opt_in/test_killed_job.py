@@ -34,7 +34,9 @@ NUM_ON_S3 = 100_000  # seven windows
 NUM_SLOW = 10_000  # one window, of a model that takes longer for it than until vectors are saved
 KILLED_AFTER = (2, 4)  # parts that are seen before the process is killed
 PARTS, SAVED = "part-*.parquet", "saved-*.parquet"  # saved: of a window that is not complete
-MAX_GROWTH = 1.1  # of resident memory, the last fifth of the job over the third
+# of resident memory, the last fifth over the third, until the parts are joined: that takes one part
+# more, however many there are
+MAX_GROWTH = 1.1
 BUCKET = "corpus"
 
 
@@ -49,11 +51,13 @@ def run(arguments: list[str], kill_after: int | None = None, files: str = PARTS)
     """kill_after: so many files of this kind, in the midst of the next window. Each that is seen is
     whole."""
     folder, resident = Location.parse(f"{arguments[1]}.parts"), list[float]()
+    joined = Path(f"{arguments[1]}.parts", "joined.tmp")
     process = subprocess.Popen([sys.executable, "-m", "addnorm", "embed", *arguments])
     seen = 0
     try:
         while process.poll() is None:
-            resident.append(_resident_mib(process.pid))
+            if not joined.exists():
+                resident.append(_resident_mib(process.pid))
             time.sleep(0.05)
             if kill_after is not None and (seen := _num_whole(folder, files)) >= kill_after:
                 process.kill()
