@@ -47,7 +47,7 @@ from tests.support.waiting import eventually
 GOLDEN = Path(__file__).parent / "golden"
 # What is asked again is computed again: a cache would compare an answer with itself.
 OWN: dict[str, Any] = {"worker_threads": 2, "port": 0, "cache_bytes": 0}
-# presets of several equal layers, and what is smaller of them than in the preset
+# presets that have two layers in tests, and what else is smaller in them
 DEEP: dict[str, dict[str, Any]] = {
     "gpt": {},
     "encoder": {"d_model": 128, "n_heads": 2, "d_ff": 512, "embedding_scale": 128**0.5},

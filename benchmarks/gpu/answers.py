@@ -48,7 +48,9 @@ def measure(name: str, folder: Path, provider: str) -> dict[str, Any]:
     for precision in differences.precisions(cpu_answers):
         comparisons = [*compare(cpu_answers, gpu_answers, precision)]
         largest = max(comparisons)
-        outputs = sorted(each.output for each in comparisons if each.has_other_words)
+        outputs = sorted(
+            comparison.output for comparison in comparisons if comparison.has_other_words
+        )
         figures[precision] = {
             "largest_difference": largest.difference,
             "output": largest.output,

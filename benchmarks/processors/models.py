@@ -88,10 +88,9 @@ def _wishes(name: str, source: Source, precisions: Sequence[str]) -> Wishes:
     """int8 where it pays, and where random weights leave it certified: it moves words of a tagger
     that nobody trained from one label to another."""
     has_int8 = source.model.config.d_model >= WIDTH and name != "tagger"
-    return Wishes(
-        precisions=tuple(each for each in precisions if has_int8 or each != "int8"),
-        lens=name in WITH_LENS,
-    )
+    if not has_int8:
+        precisions = [precision for precision in precisions if precision != "int8"]
+    return Wishes(precisions=tuple(precisions), lens=name in WITH_LENS)
 
 
 def _makers(checkpoints: Path) -> Iterator[tuple[str, Callable[[], Source]]]:

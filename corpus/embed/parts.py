@@ -29,6 +29,7 @@ from addnorm.corpus.storage import Location, in_one_line
 FIRST_ROW_KEY = "addnorm.first_row"  # of a part's
 AGAIN = "to compute them again, remove it and the parts after it, and repeat the command"
 ROW, VECTOR = "row", "vector"  # columns of saved vectors
+JOINED_FILE = "joined.tmp"  # beside the parts, while OUT is made of them
 
 
 class Parts:
@@ -156,7 +157,7 @@ class Parts:
         """Makes OUT of the parts, which must have so many rows, and removes them. A row group is a
         part."""
         num_joined = 0
-        with self.out.write_whole((self.folder / "joined.tmp").path) as partial, ExitStack() as end:
+        with self.out.write_whole((self.folder / JOINED_FILE).path) as partial, ExitStack() as end:
             for part in self._read():
                 table = part.read().replace_schema_metadata(self._metadata)
                 if not num_joined:

@@ -23,7 +23,7 @@ from addnorm.model.transformer import add_unseen
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.model import Model
-from tests.conftest import preset as two_layers
+from tests.conftest import preset as small_preset
 from tests.support.bundles import change_constant, hashed_anew
 
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
@@ -31,7 +31,7 @@ FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 
 def exported(preset: str, layout: str = "packed") -> Graph:
     """A preset's graph in fp32."""
-    return all_graphs.export_body(two_layers(preset).in_layout(layout))
+    return all_graphs.export_body(small_preset(preset).in_layout(layout))
 
 
 def halved(preset: str, layout: str = "packed") -> ModelProto:

@@ -19,6 +19,7 @@ import pytest
 from pyarrow import fs
 
 from addnorm.corpus.check import check_command
+from addnorm.corpus.embed.parts import JOINED_FILE
 from addnorm.corpus.storage import Location
 from addnorm.export import sources
 from addnorm.export.exporting import export
@@ -51,12 +52,12 @@ def run(arguments: list[str], kill_after: int | None = None, files: str = PARTS)
     """kill_after: so many files of this kind, in the midst of the next window. Each that is seen is
     whole."""
     folder, resident = Location.parse(f"{arguments[1]}.parts"), list[float]()
-    joined = Path(f"{arguments[1]}.parts", "joined.tmp")
+    joined_file = Path(f"{arguments[1]}.parts", JOINED_FILE)
     process = subprocess.Popen([sys.executable, "-m", "addnorm", "embed", *arguments])
     seen = 0
     try:
         while process.poll() is None:
-            if not joined.exists():
+            if not joined_file.exists():
                 resident.append(_resident_mib(process.pid))
             time.sleep(0.05)
             if kill_after is not None and (seen := _num_whole(folder, files)) >= kill_after:
